@@ -163,6 +163,14 @@ class Renamer(ast.NodeVisitor):
         ):
             at = find_word(self.text, node, node.name)
             self.edits[at] = (node.name, self.table.names[self.module][node.name])
+        elif isinstance(node, ast.ClassDef):
+            for one in node.body:
+                for target in one.targets if isinstance(one, ast.Assign) else ():
+                    if isinstance(target, ast.Name) and target.id in self.table.attributes:
+                        self.edits[target.lineno, target.col_offset] = (
+                            target.id,
+                            self.table.attributes[target.id],
+                        )
         elif node.col_offset and node.name in self.table.attributes:
             self.edits[find_word(self.text, node, node.name)] = (node.name, self.table.attributes[node.name])
         self.generic_visit(node)
@@ -251,6 +259,11 @@ def main(argv: list[str]) -> int:
             text = dot_pattern.sub(lambda m: dots[m[1]], text)
         if path_pattern:
             text = path_pattern.sub(lambda m: moved[m[1]], text)
+        if file.endswith(".md"):  # a bare name, where only one module had it
+            for old, new in table.modules.items():
+                name = old.rpartition("/")[2]
+                if sum(f.endswith("/" + name) for f in files) == 1:
+                    text = text.replace(f"`{name}`", f"`{new.rpartition('/')[2]}`")
         if text != before:
             path.write_text(text)
     for old, new in moved.items():

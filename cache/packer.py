@@ -12,12 +12,19 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache.catalog import Catalog, PackRecord, checked_name
 from deeplink.cache.errors import AppendError
-from deeplink.cache.holding.alone import keep_to_budget
+from deeplink.cache.holding.local_budget import keep_to_budget
 from deeplink.cache.membership import node_name
+from deeplink.cache.packing.distributed_pack import (
+    DistributedPack,
+    Gone,
+    PackTask,
+    ReadProgress,
+    ShardMade,
+    ShardShare,
+)
 from deeplink.cache.packing.jobs import planned_job
-from deeplink.cache.packing.line import PipelineContext, ShardPipeline
 from deeplink.cache.packing.placing import Placer
-from deeplink.cache.packing.spreading import DistributedPack, Gone, PackTask, ReadProgress, ShardMade, ShardShare
+from deeplink.cache.packing.shard_pipeline import PipelineContext, ShardPipeline
 from deeplink.cache.packing.staging import staging
 from deeplink.cache.source import open_source
 from deeplink.cache.sources.folder import refuse_within
@@ -172,7 +179,7 @@ def pack(
 
     Shards have at most `config.shard_bytes` of samples, and less where several members are to share few (see
     `plan.shard_size`). While no file changes they stay as they are, unless they are larger than that or too few.
-    Members pack their share themselves (see `spreading`); what none of them can pack, this process packs.
+    Members pack their share themselves (see `distributed_pack`); what none of them can pack, this process packs.
 
     Args:
         source: a local folder or an fsspec URL.

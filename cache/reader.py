@@ -22,8 +22,8 @@ from deeplink.cache.membership import configured_members, members_token, node_na
 from deeplink.cache.reads.arenas import Arenas
 from deeplink.cache.reads.fallback import Fallback
 from deeplink.cache.reads.local import LocalReader
-from deeplink.cache.reads.tally import ReadStats, ReadTotals
-from deeplink.cache.remote.asking import BatchOutcome
+from deeplink.cache.reads.read_stats import ReadStats, ReadTotals
+from deeplink.cache.remote.batch_plan import BatchOutcome
 from deeplink.cache.remote.fleet import MemberPool
 from deeplink.cache.remote.transport import PlainTransport
 from deeplink.cache.sources.bucket import SourceCap, TokenBucket

@@ -12,18 +12,18 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import deeplink
-from deeplink import keeping_copies, metrics
+from deeplink import checkpoint_replicas, metrics
 from deeplink.address import primary_address
+from deeplink.bind_errors import Listeners
 from deeplink.cache.errors import StoreError
 from deeplink.cache.holding.fillservice import MOST_CALLS
 from deeplink.cache.holding.keeper import Keeper
 from deeplink.cache.server import MOST_READS
 from deeplink.cache.store import Store
+from deeplink.cached_probe import CachedProbe
 from deeplink.clock import Clock, SystemClock
 from deeplink.daemon import is_loopback, split_bind
-from deeplink.lately import CachedProbe
 from deeplink.links import InterfaceAddress, Route, links, routes
-from deeplink.listening import Listeners
 from deeplink.nodehealth import NodeHealth
 from deeplink.runtokens import accepted
 from deeplink.scheduler.node import servicer as node_service
@@ -225,7 +225,7 @@ class Agent:
         services = [node_service.add_to(server, servicer), *self._keeper.register(server)]
         if self.settings.keeps_copies:
             learn = servicer.bulletin.learn
-            services.append(keeping_copies.served(self.settings, server, learn, self._clock))
+            services.append(checkpoint_replicas.served(self.settings, server, learn, self._clock))
         return services
 
     def _looked_at_store(self) -> node_pb2.StoreStatus:
@@ -263,7 +263,7 @@ def farewell_of(token: str | RunTokens) -> Farewell:
         token.has_ended,
         {
             node_service.REPORT: lambda: node_pb2.ReportReply(fenced=True, newest=newest()).SerializeToString(),
-            keeping_copies.HOLD: lambda: keep_pb2.HoldReply(newest=newest()).SerializeToString(),
+            checkpoint_replicas.HOLD: lambda: keep_pb2.HoldReply(newest=newest()).SerializeToString(),
         },
     )
 

@@ -14,7 +14,7 @@ from deeplink.config import load_config
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deeplink.cache.reads.tally import ReadStats
+    from deeplink.cache.reads.read_stats import ReadStats
     from deeplink.config import Config
     from deeplink.types import Version
 

@@ -126,7 +126,7 @@ class DeepLinkBackend(BaseStorageBackend):  # type: ignore[misc]
 
     def copytree_to_local(self, src: FilePath, dst: FilePath) -> str:
         """Copy all that lies below a folder to a local one; return it. Raises as `planned` and `fetch` do."""
-        from deeplink.getting import fetch, planned  # noqa: PLC0415 - datasets that only read do not need it
+        from deeplink.copy_out import fetch, planned  # noqa: PLC0415 - datasets that only read do not need it
 
         target = Path(dst)
         if target.exists():

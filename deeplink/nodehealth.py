@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from deeplink.attending import Attendee, Attending, Deliver
-from deeplink.bounded import within
+from deeplink.call_with_timeout import call_with_timeout
 from deeplink.config import ConfigError
+from deeplink.node_heartbeat import Attendee, Attending, Deliver
 from deeplink.scheduler.health.builtin import CheckPaths, boot_id_of, checks_of
 from deeplink.scheduler.health.clock import Compared
 from deeplink.scheduler.health.switch import read_switch, switch_paths
@@ -81,7 +81,7 @@ class NodeHealth:
 
     def _prepared(self, config: Config, place: CheckPaths) -> HealthWatch | None:
         try:
-            checks = within(lambda: checks_of(config, place, self._clock), _PREPARE_S)
+            checks = call_with_timeout(lambda: checks_of(config, place, self._clock), _PREPARE_S)
         except TimeoutError:
             log.warning("no health checks: a folder of theirs, or one on PATH, does not answer")
             return None

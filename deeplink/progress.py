@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from deeplink import vitals
-from deeplink.answering import answer_in
+from deeplink import process_metrics
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
 from deeplink.plainrpc import PlainCallError, PlainConnection
+from deeplink.stack_signal import answer_in
 from deeplink.types import Attempt, FencedError
 from deeplink.v1 import common_pb2, node_pb2
 
@@ -256,7 +256,7 @@ class Reporter:
     @staticmethod
     def _with_vitals(metrics: Mapping[str, float]) -> dict[str, float]:
         # Here, in the sender's thread: the training loop does not pay for it. The agent takes 64 in all.
-        ours = vitals.of_process.numbers()
+        ours = process_metrics.of_process.numbers()
         return {**ours, **metrics} if len(ours) + len(metrics) <= MOST_METRICS else dict(metrics)
 
     def _take(self, reply: bytes) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from deeplink.cache.remote.transport import Transport
     from deeplink.clock import Clock
     from deeplink.config import Config
-    from deeplink.holding import HeldCopy, Holdings
+    from deeplink.shard_inventory import HeldCopy, Holdings
     from deeplink.types import NodeName, SampleKey, ShardId
 
 _BATCH_BYTES, _BATCH_SAMPLES = 16 << 20, 4096

@@ -23,9 +23,9 @@ from typing_extensions import override
 
 from deeplink.acceptor import Acceptor
 from deeplink.admission import ConnectionBounds
+from deeplink.bind_errors import ListenError, listening_socket
 from deeplink.clock import SystemClock
 from deeplink.errors import DeepLinkError
-from deeplink.listening import ListenError, listening_socket
 from deeplink.plainrpc import TOKEN_HEADER, only
 from deeplink.private import NODE_LOCAL, runtime_base
 from deeplink.resolving import UnresolvedError, addresses, split_address

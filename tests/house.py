@@ -27,7 +27,7 @@ from deeplink.dataset import Dataset
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Phase
 from tests.cache.agents import Agents, config_below, small_files, write_tree
-from tests.scheduler.watch.test_act import Bench, Cluster, lose
+from tests.scheduler.watch.test_actor import Bench, Cluster, lose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -310,7 +310,7 @@ SCENARIOS = (
         hit=Hit.CONTROL,
         after=After.SAME,
         hold_s=60,
-        kinds=frozenset({IncidentKind.SELF_IN_DOUBT}),
+        kinds=frozenset({IncidentKind.WATCHDOG_PARTITIONED}),
         never=(Never.RESTART, Never.DRAINED, Never.REQUEUED),
     ),
     Scenario(
@@ -346,7 +346,7 @@ SCENARIOS = (
         hit=Hit.ALL,
         after=After.SAME,
         hold_s=30,
-        kinds=frozenset({IncidentKind.AGENTS_SILENT, IncidentKind.SELF_IN_DOUBT}),
+        kinds=frozenset({IncidentKind.AGENTS_SILENT, IncidentKind.WATCHDOG_PARTITIONED}),
         never=(Never.RESTART, Never.DRAINED, Never.REQUEUED),
     ),
     Scenario(

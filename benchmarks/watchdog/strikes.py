@@ -51,7 +51,7 @@ class Kindred:
 
 
 _OF_RANKS = frozenset({IncidentKind.RANK_FAILED, IncidentKind.APPLICATION_FAILED, IncidentKind.OUT_OF_MEMORY})
-_DOUBT, _SICK = frozenset({IncidentKind.SELF_IN_DOUBT}), frozenset({IncidentKind.NODE_SICK})
+_DOUBT, _SICK = frozenset({IncidentKind.WATCHDOG_PARTITIONED}), frozenset({IncidentKind.NODE_SICK})
 # Faults last for long enough to be believed: a slurmd is missed after 4 s, and Slurm gives its node up after 10; a
 # controller after two commands that wait for it for up to 8 s; storage that stands still after 12 s. Of agents
 # silent for half a minute, with nodes that answer, their launchers take leave: that would be another incident.

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from deeplink import metrics
 from deeplink.cache.catalog import Catalog
+from deeplink.cache.holding.disk_budget import StoreBudget
 from deeplink.cache.holding.fetching import Fetcher
 from deeplink.cache.holding.filling import Filler
 from deeplink.cache.holding.fillservice import FillServicer
-from deeplink.cache.holding.known import KnownShards
 from deeplink.cache.holding.recovery import ReplicaLookup
-from deeplink.cache.holding.room import StoreBudget
+from deeplink.cache.holding.shard_versions import KnownShards
 from deeplink.cache.holding.upkeep import DAY_S, Upkeep, UpkeepIntervals
 from deeplink.cache.keeping.identity import StoreNotes
 from deeplink.cache.membership import configured_members

@@ -1,4 +1,4 @@
-"""Has members bring the shards that `moves` names, and counts what came and from where."""
+"""Has members bring the shards that `prefetch_plan` names, and counts what came and from where."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deeplink.v1 import cache_pb2
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from deeplink.cache.holding.moves import Moves
+    from deeplink.cache.holding.prefetch_plan import Moves
     from deeplink.cache.holding.warming import WarmProgress
     from deeplink.types import Member, NodeName
 

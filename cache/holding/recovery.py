@@ -28,7 +28,7 @@ from deeplink.v1 import cache_pb2
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deeplink.cache.holding.known import KnownShards
+    from deeplink.cache.holding.shard_versions import KnownShards
     from deeplink.cache.sources.bucket import SourceCap
     from deeplink.clock import Clock
     from deeplink.runtokens import RunTokens

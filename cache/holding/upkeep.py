@@ -22,10 +22,10 @@ from deeplink.errors import DeepLinkError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from deeplink.cache.holding.disk_budget import StoreBudget
     from deeplink.cache.holding.filling import Filler
-    from deeplink.cache.holding.known import KnownShards
     from deeplink.cache.holding.recovery import ReplicaLookup
-    from deeplink.cache.holding.room import StoreBudget
+    from deeplink.cache.holding.shard_versions import KnownShards
     from deeplink.cache.keeping.identity import StoreNotes
     from deeplink.cache.store import Store
     from deeplink.clock import Clock

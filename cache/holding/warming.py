@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache import ownership
 from deeplink.cache.errors import MemberError
-from deeplink.cache.holding.alone import keep_to_budget
 from deeplink.cache.holding.fetching import Fetcher, FetchOutcome, WantedShard
 from deeplink.cache.holding.fillclient import fill
+from deeplink.cache.holding.local_budget import keep_to_budget
 from deeplink.cache.holding.recovery import stat_member
 from deeplink.cache.holding.residency import residency
 from deeplink.cache.membership import node_name

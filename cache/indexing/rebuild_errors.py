@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.wording import listed
+from deeplink.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from deeplink.cache import block
-from deeplink.cache.packing.handover import AbandonedError, Handover
+from deeplink.cache.packing.byte_queue import AbandonedError, Handover
 from deeplink.cache.shard import SealedShard, write_shard
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from deeplink.cache.errors import (
 )
 from deeplink.cache.layout import checked_shard_id
 from deeplink.cache.names import Names
-from deeplink.cache.packing.line import PipelineContext, ShardPipeline
 from deeplink.cache.packing.placing import Placer
+from deeplink.cache.packing.shard_pipeline import PipelineContext, ShardPipeline
 from deeplink.cache.packing.staging import staging
 from deeplink.cache.packing.verifying import verified
 from deeplink.cache.source import open_source

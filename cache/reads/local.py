@@ -12,8 +12,8 @@ from deeplink.cache.errors import IndexMendedError, ShardCorruptError
 from deeplink.cache.reads.ahead import joined
 from deeplink.cache.reads.copying import Copying, by_shard
 from deeplink.cache.reads.mapped import ColdGauge
-from deeplink.cache.reads.opened import OpenShards
-from deeplink.cache.reads.touched import Touched
+from deeplink.cache.reads.shard_pool import OpenShards
+from deeplink.cache.reads.verify_once import Touched
 from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ import numpy as np
 from deeplink.cache import ownership
 from deeplink.cache.errors import MemberBusyError, MemberDamagedError, MemberError, MemberSilentError
 from deeplink.cache.remote import frames
-from deeplink.cache.remote.asking import Asking, BatchOutcome
+from deeplink.cache.remote.batch_plan import Asking, BatchOutcome
 from deeplink.cache.remote.breaker import Breaker
-from deeplink.cache.remote.pace import LatencyTracker
+from deeplink.cache.remote.hedging import LatencyTracker
 from deeplink.cache.remote.transport import Places
 from deeplink.v1 import cache_pb2
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deeplink import metrics
+from deeplink.bind_errors import data_listener
 from deeplink.cache.remote.transport import READ_METHOD
 from deeplink.cache.server import MOST_READS
-from deeplink.listening import data_listener
 from deeplink.plainrpc.serving import PlainServer, ServerLimits
 from deeplink.wire import connections_allowed
 

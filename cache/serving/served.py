@@ -20,7 +20,7 @@ from deeplink.cache import layout
 from deeplink.cache.errors import ShardCorruptError, ShardIdError
 from deeplink.cache.reads.copying import by_shard
 from deeplink.cache.reads.mapped import ColdGauge, ShardFile
-from deeplink.cache.reads.opened import most_open
+from deeplink.cache.reads.shard_pool import most_open
 from deeplink.cache.remote import frames
 from deeplink.cache.store import is_doubtful
 from deeplink.plainrpc import CallRefusedError, Status

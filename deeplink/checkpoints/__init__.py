@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from deeplink.checkpoints.advising import NoAdviceError
 from deeplink.checkpoints.claims import Claim, ClaimDamagedError
-from deeplink.checkpoints.council import NoAgreementError
 from deeplink.checkpoints.fetching import NotFetchedError
 from deeplink.checkpoints.folder import Checkpoints
 from deeplink.checkpoints.found import (
@@ -26,7 +25,8 @@ from deeplink.checkpoints.found import (
 from deeplink.checkpoints.interval import Advice
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError, MetaError
 from deeplink.checkpoints.messages import MessageError
-from deeplink.checkpoints.parts import PartsMissingError, SaveAbandonedError
+from deeplink.checkpoints.multirank_save import PartsMissingError, SaveAbandonedError
+from deeplink.checkpoints.recovery_agreement import NoAgreementError
 from deeplink.types import FencedError
 
 __all__ = [

@@ -11,7 +11,7 @@ from deeplink.checkpoints.entries import entries
 from deeplink.checkpoints.interval import Advice, advise, mtbf_of_starts
 from deeplink.checkpoints.manifest import CheckpointDamagedError
 from deeplink.errors import DeepLinkError
-from deeplink.wording import counted
+from deeplink.text import counted
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -47,8 +47,8 @@ def entry_name(step: int, claim: Claim, serial: int) -> str:
 class CheckpointName:
     """A checkpoint's name, read; the later trajectory sorts higher, in it the later step.
 
-    >>> Entry.parse("step-0000000120.a3-1")
-    Entry(claim=3, step=120, serial=1, name='step-0000000120.a3-1')
+    >>> CheckpointName.parse("step-0000000120.a3-1")
+    CheckpointName(claim=3, step=120, serial=1, name='step-0000000120.a3-1')
     """
 
     claim: int

@@ -13,21 +13,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from deeplink import vitals
+from deeplink import process_metrics
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.advising import RESTART_S, advice_for
 from deeplink.checkpoints.agents import JobAgents
 from deeplink.checkpoints.entries import Retention
+from deeplink.checkpoints.fencing import FencingGuard, guarded
 from deeplink.checkpoints.found import ReadOnlyError
-from deeplink.checkpoints.guard import FencingGuard, guarded
-from deeplink.checkpoints.hold import FolderOwnership
 from deeplink.checkpoints.lease import LENGTH_S
+from deeplink.checkpoints.liveness_sources import last_resort_of, witnesses_of
+from deeplink.checkpoints.local_tier import keep_here_first, refuse_strangers
 from deeplink.checkpoints.looking import Finder
 from deeplink.checkpoints.looping import Loop
-from deeplink.checkpoints.nodefirst import keep_here_first, refuse_strangers
+from deeplink.checkpoints.ownership import FolderOwnership
 from deeplink.checkpoints.saving import Save, Saver, tidy
 from deeplink.checkpoints.states import Finite, StateSaver, Waiting
-from deeplink.checkpoints.witnesses import last_resort_of, witnesses_of
 from deeplink.clock import Clock, SystemClock
 from deeplink.sections import CHECKPOINT, Section
 from deeplink.types import Attempt
@@ -297,11 +297,11 @@ class Checkpoints:
     def _published(self, save: Save) -> None:
         """Tell of a save that has succeeded, and tidy up; in the background for states."""
         step = save.step
-        told = {vitals.CHECKPOINT_STEP: float(step), vitals.CHECKPOINT_UNIX: self._clock.unix()}
+        told = {process_metrics.CHECKPOINT_STEP: float(step), process_metrics.CHECKPOINT_UNIX: self._clock.unix()}
         if self._told is not None and step > self._told:
-            told[vitals.CHECKPOINT_EVERY] = float(step - self._told)
+            told[process_metrics.CHECKPOINT_EVERY] = float(step - self._told)
         self._told = step
-        vitals.of_process.note(**told)
+        process_metrics.of_process.note(**told)
         if self._mirror and save.path and save.path.parent == self.local:
             self._mirror.offer(save.path.name, to_shared=save.to_shared)
         else:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from deeplink.checkpoints.bringing import ScatteredFiles
+    from deeplink.checkpoints.restore_fetch import ScatteredFiles
     from deeplink.types import Attempt
 
 STATE = "state.pt"

@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from deeplink.checkpoints.bringing import HERE, Chosen
-from deeplink.checkpoints.council import SHARED
 from deeplink.checkpoints.entries import is_fenced
 from deeplink.checkpoints.finding import newest_whole
 from deeplink.checkpoints.found import Checkpoint, Skipped
+from deeplink.checkpoints.recovery_agreement import SHARED
+from deeplink.checkpoints.restore_fetch import HERE, Chosen
 from deeplink.types import Attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from deeplink.checkpoints.bringing import Bringer
     from deeplink.checkpoints.claims import Claim
-    from deeplink.checkpoints.hold import FolderOwnership
+    from deeplink.checkpoints.ownership import FolderOwnership
+    from deeplink.checkpoints.restore_fetch import Bringer
     from deeplink.checkpoints.saving import Saver
 
 log = logging.getLogger(__name__)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final
 import xxhash
 
 from deeplink.checkpoints import manifest as manifests
+from deeplink.checkpoints.background_queue import BackgroundQueue
 from deeplink.checkpoints.entries import Retention, entries
 from deeplink.checkpoints.found import CheckpointExistsError, FolderGoneError
-from deeplink.checkpoints.lines import BackgroundQueue
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError
-from deeplink.checkpoints.parts import FOLDER as PARTS
-from deeplink.checkpoints.parts import Exchange, PartsMissingError, SaveAbandonedError
+from deeplink.checkpoints.multirank_save import FOLDER as PARTS
+from deeplink.checkpoints.multirank_save import Exchange, PartsMissingError, SaveAbandonedError
 from deeplink.checkpoints.saving import replaced, tidy, withdraw_if_late
 from deeplink.publish import DRAFT_PREFIX, fsync_path, publish_draft, published_folder
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from deeplink.checkpoints.agents import JobAgents
     from deeplink.checkpoints.claims import Claim
     from deeplink.checkpoints.entries import CheckpointName
-    from deeplink.checkpoints.hold import FolderOwnership
-    from deeplink.checkpoints.parts import SaveGroup
+    from deeplink.checkpoints.multirank_save import SaveGroup
+    from deeplink.checkpoints.ownership import FolderOwnership
     from deeplink.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ LOCAL_KEEP: Final = 2
 PARTNER_S: Final = 10.0
 """How long `wait` waits for a partner once all else is done: its agent goes on without us."""
 RESCUE_S: Final = 20.0
-"""How long errors are tried again in `rescue`: well below what the other nodes wait (`meeting.PATIENCE_S`)."""
+"""How long `rescue` retries errors: well below what the other nodes wait (`upload_barrier.PATIENCE_S`)."""
 _PIECE = 4 << 20
 _STORAGE = (CheckpointWriteError, FolderGoneError, PartsMissingError, SaveAbandonedError)
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from deeplink.checkpoints.claims import Claim
     from deeplink.checkpoints.entries import Retention
-    from deeplink.checkpoints.hold import FolderOwnership
-    from deeplink.checkpoints.parts import Exchange
+    from deeplink.checkpoints.multirank_save import Exchange
+    from deeplink.checkpoints.ownership import FolderOwnership
     from deeplink.clock import Clock
 
 log = logging.getLogger(__name__)

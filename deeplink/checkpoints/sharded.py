@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from deeplink.checkpoints.parts import Exchange
+    from deeplink.checkpoints.multirank_save import Exchange
 
 MOST_METADATA: Final = 1 << 30
 MOST_DIMENSIONS: Final = 64

@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints import messages
 from deeplink.checkpoints.background import Background
-from deeplink.checkpoints.boards import Board
 from deeplink.checkpoints.found import EACH, RANDOM, STATE, FolderGoneError, NotFiniteError
 from deeplink.checkpoints.manifest import CheckpointWriteError
-from deeplink.checkpoints.parts import PATIENCE_S, Exchange, RankFailedError, SaveGroup, collect_parts, finish_part
+from deeplink.checkpoints.multirank_save import (
+    PATIENCE_S,
+    Exchange,
+    RankFailedError,
+    SaveGroup,
+    collect_parts,
+    finish_part,
+)
+from deeplink.checkpoints.rendezvous import Board
 from deeplink.checkpoints.saving import Saver, withdraw
 from deeplink.publish import DRAFT_PREFIX
 

@@ -21,7 +21,7 @@ import torch
 from torch import distributed as dist
 
 from deeplink.checkpoints.found import ShardedStateError, UnreadableStateError
-from deeplink.checkpoints.parts import SaveGroup
+from deeplink.checkpoints.multirank_save import SaveGroup
 from deeplink.collectives import broadcast_text
 from deeplink.plainpickle import PickleError
 

@@ -168,7 +168,7 @@ def cli(ctx: click.Context, verbose: int) -> None:
 def _log_to_stderr(verbose: int) -> None:
     import logging
 
-    from deeplink.wording import printable, printable_lines
+    from deeplink.text import printable, printable_lines
 
     class OneLine(logging.Formatter):
         """Writes each message as one printable line, and a traceback below it: both may quote foreign text."""
@@ -213,7 +213,7 @@ def main() -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except DeepLinkError as problem:
-        from deeplink.wording import printable_lines
+        from deeplink.text import printable_lines
 
         click.echo(printable_lines(f"deeplink: {problem}"), err=True)
         if problem.remedy:

@@ -210,7 +210,7 @@ def _as_json(backend: str, sweeps: Sequence[Sweep], reads: Sequence[ReadSweep], 
 
 def _as_text(backend: str, sweeps: Sequence[Sweep], reads: Sequence[ReadSweep], known: Constants) -> str:
     from deeplink.scheduler.model.sweep import line
-    from deeplink.wording import sized
+    from deeplink.text import sized
 
     lines = []
     if sweeps:

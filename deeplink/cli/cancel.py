@@ -108,7 +108,7 @@ def _show(argv: list[str], labels: list[str], ended: tuple[int, str] | None, *, 
         said = {"code": ended[0], "said": ended[1]} if ended else {}
         click.echo(json.dumps({"argv": argv, "jobs": labels, **said}, ensure_ascii=False))
         return
-    from deeplink.wording import printable
+    from deeplink.text import printable
 
     click.echo(shlex.join(argv))
     for label in labels:

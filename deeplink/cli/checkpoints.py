@@ -164,7 +164,7 @@ def _fields(found: InspectedCheckpoint) -> dict[str, Any]:
 
 
 def _list(found: list[InspectedCheckpoint]) -> None:
-    from deeplink.wording import counted
+    from deeplink.text import counted
 
     for one in found:
         click.echo(_line(one))
@@ -179,7 +179,7 @@ def _list(found: list[InspectedCheckpoint]) -> None:
 def _line(found: InspectedCheckpoint) -> str:
     import time
 
-    from deeplink.wording import printable, sized
+    from deeplink.text import printable, sized
 
     manifest = found.manifest
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created_unix)) if manifest else "-"
@@ -255,7 +255,7 @@ def prune(*, folder: Path, keep: int, every: int | None, dry_run: bool, as_json:
 
 
 def _say_pruned(pruning: Pruning, *, dry_run: bool) -> None:
-    from deeplink.wording import counted, sized
+    from deeplink.text import counted, sized
 
     would = "would remove" if dry_run else "removed"
     for name in (*pruning.names, *pruning.drafts):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.doctor.checks import CHECKS, CheckGroup
 from deeplink.scheduler.doctor.finding import DoctorFinding, DoctorSeverity
-from deeplink.wording import counted, printable
+from deeplink.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from deeplink.cache.catalog import Catalog
     from deeplink.config import Config
-    from deeplink.spread import PackTarget
+    from deeplink.pack_target import PackTarget
     from deeplink.types import ShardId
     from deeplink.v1 import cache_pb2
 
@@ -53,7 +53,7 @@ def command(
     import dataclasses
 
     from deeplink.config import load_config
-    from deeplink.spread import target
+    from deeplink.pack_target import target
 
     config = load_config()
     if members is not None:
@@ -96,8 +96,8 @@ def _note(dataset: str, config: Config, found: Mapping[str, Sequence[cache_pb2.E
     """Keep what is left where, of each of the dataset's versions that something is known of."""
     from deeplink.cache.catalog import Catalog
     from deeplink.cache.errors import DatasetMissingError, IndexFormatError
-    from deeplink.noting import note_dropped
     from deeplink.path import DatasetPath
+    from deeplink.residency_summary import note_dropped
     from deeplink.types import NodeName, ShardId
 
     name, catalog = DatasetPath.parse(dataset).name, Catalog(config.catalog)
@@ -150,8 +150,8 @@ def _evicted_here(
 ) -> tuple[str, list[cache_pb2.EvictedShard]]:
     from deeplink.cache.catalog import Catalog
     from deeplink.cache.holding.fillservice import evict
-    from deeplink.cache.holding.known import KnownShards
     from deeplink.cache.holding.recovery import ReplicaLookup
+    from deeplink.cache.holding.shard_versions import KnownShards
     from deeplink.cache.membership import node_name
     from deeplink.cache.sources.bucket import SourceCap, TokenBucket
     from deeplink.cache.store import Store
@@ -180,7 +180,7 @@ def _say(
 ) -> None:
     import json
 
-    from deeplink.wording import counted, sized
+    from deeplink.text import counted, sized
 
     if as_json:
         nodes: dict[str, list[dict[str, Any]]] = {

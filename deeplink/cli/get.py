@@ -9,7 +9,7 @@ import click
 from deeplink.completion import PlaceType
 
 if TYPE_CHECKING:
-    from deeplink.getting import CopyTask
+    from deeplink.copy_out import CopyTask
 
 _EPILOG = """
 As cp does: several places, or a DEST that is a folder or ends in a slash, go into that folder; one place becomes
@@ -37,7 +37,7 @@ _SHOWN = 10
 def command(*, places: tuple[str, ...], dest: str, recursive: bool, dry_run: bool, as_json: bool) -> int:
     """Copy samples into local files."""
     from deeplink.cli.get_progress import shown_progress
-    from deeplink.getting import fetch, planned
+    from deeplink.copy_out import fetch, planned
     from deeplink.library import Library
 
     if not dest:
@@ -55,7 +55,7 @@ def command(*, places: tuple[str, ...], dest: str, recursive: bool, dry_run: boo
 def _say_plan(errands: list[CopyTask], *, as_json: bool) -> None:
     import json
 
-    from deeplink.wording import counted, sized
+    from deeplink.text import counted, sized
 
     size = sum(errand.bytes for errand in errands)
     if as_json:
@@ -72,7 +72,7 @@ def _say_plan(errands: list[CopyTask], *, as_json: bool) -> None:
 def _say_result(errands: list[CopyTask], failed: list[tuple[CopyTask, str]], *, as_json: bool) -> None:
     import json
 
-    from deeplink.wording import counted, sized
+    from deeplink.text import counted, sized
 
     files = len(errands) - len(failed)
     size = sum(errand.bytes for errand in errands) - sum(errand.bytes for errand, _ in failed)

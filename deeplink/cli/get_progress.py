@@ -32,7 +32,7 @@ def shown_progress(doing: str, total: int, things: str = "samples") -> Iterator[
 
 def _lines(doing: str, total: int, things: str) -> Callable[[int, int], None]:
     from deeplink.clock import SystemClock
-    from deeplink.wording import sized
+    from deeplink.text import sized
 
     clock = SystemClock()
     began = last = clock.monotonic()
@@ -54,7 +54,7 @@ def _bar(doing: str, total: int) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from deeplink.wording import sized
+    from deeplink.text import sized
 
     columns = (
         TextColumn(doing),

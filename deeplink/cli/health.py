@@ -190,7 +190,7 @@ def _forgotten(path: Path) -> str:
 
 def _checks(config: Config, clock: Clock, deadline: float) -> tuple[Off, list[HealthCheck]]:
     """Return the switch and the checks; the folders that they come from may hang."""
-    from deeplink.bounded import within
+    from deeplink.call_with_timeout import call_with_timeout
     from deeplink.daemon import member_name
     from deeplink.scheduler.health.builtin import CheckPaths, checks_of
     from deeplink.scheduler.health.switch import read_switch, switch_paths
@@ -201,7 +201,7 @@ def _checks(config: Config, clock: Clock, deadline: float) -> tuple[Off, list[He
         return read_switch(switch_paths(config)), checks_of(config, place, clock)
 
     try:
-        return within(prepared, deadline)
+        return call_with_timeout(prepared, deadline)
     except TimeoutError:
         raise HangsError(deadline) from None
 

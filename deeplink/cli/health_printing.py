@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.health.look import gravity
 from deeplink.scheduler.watch.records import HealthSeverity
-from deeplink.wording import printable
+from deeplink.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

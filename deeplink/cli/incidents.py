@@ -63,7 +63,7 @@ def command(
     import json
 
     from deeplink.cli import incidents_shown
-    from deeplink.scheduler.watch.telling import document
+    from deeplink.scheduler.watch.incident_json import document
 
     readable = JournalSet.found(journal_file)
     if name is not None:

@@ -57,7 +57,7 @@ class IncidentFound:
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        from deeplink.scheduler.watch.telling import whole_document
+        from deeplink.scheduler.watch.incident_json import whole_document
 
         return whole_document(self.incident, self.actions, self.stacks)
 

@@ -104,7 +104,7 @@ def _facts(catalog: Catalog, name: str, index: Index) -> dict[str, Any]:
 def _say(facts: dict[str, Any]) -> None:
     import time
 
-    from deeplink.wording import counted, sized
+    from deeplink.text import counted, sized
 
     packed = facts["packed_unix"]
     lines = [
@@ -253,7 +253,7 @@ def rebuild(
 
 
 def _say_rebuilt(done: dict[str, Any], *, dry_run: bool) -> None:
-    from deeplink.wording import counted, sized
+    from deeplink.text import counted, sized
 
     made = "made anew, byte for byte as it was" if done["restored"] else "made as a new version"
     click.echo(

@@ -11,8 +11,8 @@ from deeplink.completion import PlaceType
 if TYPE_CHECKING:
     from deeplink.cache.holding.residency import VersionResidency
     from deeplink.config import Config
-    from deeplink.holding import Holdings
     from deeplink.library import Library, PathEntry
+    from deeplink.shard_inventory import Holdings
 
 _EPILOG = """
 Who holds what is counted from what this node's store and the configured members say; verified means that a node
@@ -55,7 +55,7 @@ def command(*, place: str, as_json: bool) -> None:
 
 def _holdings(config: Config) -> Holdings:
     from deeplink.clock import SystemClock
-    from deeplink.holding import holdings
+    from deeplink.shard_inventory import holdings
 
     return holdings(config, SystemClock())
 
@@ -135,7 +135,7 @@ def _sample(config: Config, found: PathEntry) -> dict[str, Any]:
 def _say(facts: dict[str, Any]) -> None:
     from datetime import UTC, datetime
 
-    from deeplink.wording import printable, sized
+    from deeplink.text import printable, sized
 
     for name, value in facts.items():
         label = name.replace("_", " ").removesuffix(" unix")
@@ -154,7 +154,7 @@ def _say(facts: dict[str, Any]) -> None:
 
 
 def _say_nodes(nodes: dict[str, Any]) -> None:
-    from deeplink.wording import counted, sized
+    from deeplink.text import counted, sized
 
     for name, node in nodes.items():
         if "problem" in node:

@@ -77,7 +77,7 @@ def command(
 
 
 def _say(sentence: str) -> None:
-    from deeplink.wording import printable
+    from deeplink.text import printable
 
     click.echo(printable(f"deeplink: {sentence}"), err=True)
 
@@ -93,7 +93,7 @@ def _write(pieces: Iterable[bytes]) -> None:
 
 def _of_attempt(follower: OutputFollower, tail: Tail, attempt: str, lines: int) -> list[bytes]:
     from deeplink.scheduler.view.output import attempts_in, section
-    from deeplink.wording import printable
+    from deeplink.text import printable
 
     name = follower.attempt(attempt)
     found = section(tail.path, name)
@@ -111,7 +111,7 @@ def _check_labels(tail: Tail, *, found: bool) -> None:
         UsageError: no line of the end of the file bears a rank's number.
     """
     from deeplink.scheduler.view.output import Tail, labelled
-    from deeplink.wording import printable
+    from deeplink.text import printable
 
     if tail.keep is None or found:
         return

@@ -75,7 +75,7 @@ def _dataset(library: Library, name: str) -> dict[str, Any]:
 
 
 def _say_datasets(datasets: list[dict[str, Any]]) -> None:
-    from deeplink.wording import counted, sized
+    from deeplink.text import counted, sized
 
     wide = max(len(dataset["name"]) for dataset in datasets)
     for dataset in datasets:
@@ -109,7 +109,7 @@ def _facts(found: PathEntry, entry: TreeEntry) -> dict[str, Any]:
 
 
 def _line(found: PathEntry, entry: TreeEntry, *, long: bool, whole: bool) -> str:
-    from deeplink.wording import counted, printable, sized
+    from deeplink.text import counted, printable, sized
 
     name = printable(found.path_of(entry) if whole else entry.path.rpartition("/")[2])
     name += "/" if entry.is_folder else ""

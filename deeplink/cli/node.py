@@ -75,9 +75,9 @@ def command(
     _end_on_signals()
     import os
 
+    from deeplink.bind_errors import Listeners
     from deeplink.config import load_config
     from deeplink.daemon import member_name
-    from deeplink.listening import Listeners
 
     if job and token_file:
         raise click.UsageError("--job takes the run's secret from standard input; leave --token-file out")
@@ -194,9 +194,9 @@ def _job_secret(stack: ExitStack, node: str, bind: str) -> tuple[str, Path, str]
     import os
     import sys
 
+    from deeplink.bind_errors import free_again
     from deeplink.daemon import read_token_line, runtime_folder
-    from deeplink.listening import free_again
-    from deeplink.scheduler.launch.seats import seat_in
+    from deeplink.scheduler.launch.agent_endpoint import seat_in
     from deeplink.tokens import write_token
 
     secret = read_token_line(sys.stdin.fileno())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from deeplink.cache.packing.verifying import ReadBack
     from deeplink.cache.sources.origin import Listing
     from deeplink.config import Config
-    from deeplink.spread import PackTarget
+    from deeplink.pack_target import PackTarget
 
 _LEAST = 4 << 10
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -112,7 +112,7 @@ def command(  # noqa: PLR0913 - one for each option
     from deeplink.cache.packer import check_pack, pack, plan_pack
     from deeplink.cli.topology_site import site_of
     from deeplink.config import load_config
-    from deeplink.spread import member_count, target
+    from deeplink.pack_target import member_count, target
 
     given: dict[str, Any] = {"members": members, "replicas": replicas, "shard_bytes": shard_size}
     config = dataclasses.replace(
@@ -143,7 +143,7 @@ def command(  # noqa: PLR0913 - one for each option
 
 def _note(result: PackResult, config: Config) -> None:
     from deeplink.cache.catalog import Catalog
-    from deeplink.noting import note_placed
+    from deeplink.residency_summary import note_placed
 
     index = Catalog(config.catalog).open(result.name, result.version)
     note_placed(config.catalog, result.name, index, result.placed)
@@ -169,7 +169,7 @@ def _verified(result: PackResult, to: PackTarget) -> ReadBack:
 def _say_plan(planned: tuple[Listing, PackPlan, int], source: str, name: str, *, as_json: bool) -> None:
     import json
 
-    from deeplink.wording import counted
+    from deeplink.text import counted
 
     listing, plan, there = planned
     sizes = [shard.payload for shard in plan.shards]
@@ -202,7 +202,7 @@ def _say_result(result: PackResult, found: ReadBack | None, *, as_json: bool) ->
     import dataclasses
     import json
 
-    from deeplink.wording import counted
+    from deeplink.text import counted
 
     if as_json:
         said = {"verified": dataclasses.asdict(found)} if found else {}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deeplink.scheduler.planner.loop import Planner, Round
-    from deeplink.scheduler.planner.round import HintChange
+    from deeplink.scheduler.planner.reconcile import HintChange
 
 _EPILOG = """
 `deeplink sbatch` wishes for good nodes when a job is submitted, and starts this in the background (unless

@@ -11,22 +11,22 @@ from deeplink.cli.sbatch_agreement import agreed
 from deeplink.cli.sbatch_placing import TRIAL_S, machines_of, residency_of, sources_of
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.planner.background import MOST_LOG
-from deeplink.scheduler.planner.ground import SurveyedCluster
+from deeplink.scheduler.planner.cluster_state import SurveyedCluster
 from deeplink.scheduler.planner.lock import folder_of
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.nodeset import fold, unfold
 from deeplink.scheduler.wish.ask import options_for
 from deeplink.scheduler.wish.decision import Why
+from deeplink.scheduler.wish.dry_run_check import Trial, trial_of, tried
 from deeplink.scheduler.wish.making import without
 from deeplink.scheduler.wish.scale import MachineSpeeds
-from deeplink.scheduler.wish.settle import Trial, trial_of, tried
 from deeplink.scheduler.wish.survey import survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from deeplink.config import Config
-    from deeplink.scheduler.planner.round import Mine
+    from deeplink.scheduler.planner.reconcile import Mine
     from deeplink.scheduler.wish.decide import Weighed
     from deeplink.scheduler.wish.decision import Ask, Decision
     from deeplink.types import NodeName

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from deeplink.cache.holding.moves import Moves
+    from deeplink.cache.holding.prefetch_plan import Moves
     from deeplink.cache.holding.prefetching import Prefetched
 
 _EPILOG = """
@@ -80,7 +80,7 @@ def _say(found: list[Moves], results: list[Prefetched], *, as_json: bool) -> Non
 
 
 def _print(moves: Moves, done: Prefetched | None) -> None:
-    from deeplink.wording import counted, sized
+    from deeplink.text import counted, sized
 
     name = f"{moves.name}@{moves.index.version[:12]}"
     here = moves.copies - moves.shards

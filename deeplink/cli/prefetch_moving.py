@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.holding.moves import Moves, for_job, off_node
+from deeplink.cache.holding.prefetch_plan import Moves, for_job, off_node
 from deeplink.cache.holding.prefetching import Prefetched, prefetch
 from deeplink.cache.holding.warming import held_by
 from deeplink.cache.membership import configured_members, members_token
@@ -135,7 +135,7 @@ def moves_to(
 def _domains(nodes: Sequence[NodeName], fleet: StandingAgents, config: Config) -> dict[NodeName, str]:
     """Return what each node fails together with, as `deeplink run` finds it when it stands on them."""
     from deeplink.cli.topology_site import site_of
-    from deeplink.scheduler.launch.ground import fabric_below
+    from deeplink.scheduler.launch.network_discovery import fabric_below
     from deeplink.scheduler.slurm.client import Slurm
     from deeplink.scheduler.topology.domains import failure_domains
     from deeplink.scheduler.topology.graph import fabric_from_switches

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from deeplink.config import Config
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.container import Container
-    from deeplink.scheduler.launch.order import LaunchSpec
+    from deeplink.scheduler.launch.launch_spec import LaunchSpec
     from deeplink.scheduler.launch.site import SiteFabric
 
 _EPILOG = """
@@ -191,7 +191,7 @@ def command(  # noqa: PLR0913 - one for each option
     from deeplink.cli.topology_site import site_of
     from deeplink.config import load_config
     from deeplink.scheduler.launch.job import passed_on, run_job
-    from deeplink.scheduler.launch.order import LaunchSpec
+    from deeplink.scheduler.launch.launch_spec import LaunchSpec
     from deeplink.scheduler.launch.shape import check_spread, gpu_options, ranks_of
 
     config = load_config()
@@ -270,8 +270,8 @@ def _count(nodes: int, nnodes: int | None, spares: int | None) -> int:
 
 def _print_plan(backend: Backend, order: LaunchSpec, site: SiteFabric | None, *, as_json: bool) -> None:
     from deeplink.scheduler.launch.environment import NodeFacts, RankTask
-    from deeplink.scheduler.launch.ground import on_fabric
-    from deeplink.scheduler.launch.order import lay_out
+    from deeplink.scheduler.launch.launch_spec import lay_out
+    from deeplink.scheduler.launch.network_discovery import on_fabric
     from deeplink.types import Attempt
 
     # No agent has said anything yet: the site's or Slurm's word on the fabric, and names for addresses.

@@ -24,10 +24,10 @@ from deeplink.scheduler.slurm.passing import end_as, run_passing_on
 from deeplink.scheduler.slurm.submitted import Submitted, keep
 from deeplink.scheduler.wish.decide import unasked
 from deeplink.scheduler.wish.decision import Decision, HintKind, Recorded, Why
+from deeplink.scheduler.wish.dry_run_check import Trial, trial_of
 from deeplink.scheduler.wish.making import HeldDecision, Means, make, options_of
 from deeplink.scheduler.wish.record import append, job_folder
 from deeplink.scheduler.wish.scale import MachineSpeeds
-from deeplink.scheduler.wish.settle import Trial, trial_of
 from deeplink.scheduler.wish.survey import Sources
 
 if TYPE_CHECKING:
@@ -232,9 +232,9 @@ def _means(ask: Ask, config: Config, run: command.Runner, trial: Callable[[tuple
 
 
 def _kept(run: command.Runner, ask: Ask, around: Surroundings) -> frozenset[NodeName] | None:
-    from deeplink.scheduler.planner.ground import SurveyedCluster
+    from deeplink.scheduler.planner.cluster_state import SurveyedCluster
     from deeplink.scheduler.planner.loop import read_queue
-    from deeplink.scheduler.planner.round import kept_before
+    from deeplink.scheduler.planner.reconcile import kept_before
 
     ground = SurveyedCluster(around.now, around.site, lambda _ask, weighed, _kept: weighed.decision)
     return kept_before(

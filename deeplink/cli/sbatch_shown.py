@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.slurm.options import directives
 from deeplink.scheduler.slurm.submission import DIRECTIVE
 from deeplink.scheduler.wish.decision import HintKind
-from deeplink.wording import counted
+from deeplink.text import counted
 
 if TYPE_CHECKING:
     from deeplink.cli.sbatch_placing import Placed

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 from typing_extensions import override
 
-from deeplink.scheduler.launch.standin import LeftAlone, in_rank, srun_becomes, torchrun_becomes, torchrun_in_rank
+from deeplink.scheduler.launch.srun_shim import (
+    LeftAlone,
+    in_rank,
+    srun_becomes,
+    torchrun_becomes,
+    torchrun_in_rank,
+)
 from deeplink.scheduler.slurm.programs import STAND_INS, real_program
 from deeplink.scheduler.slurm.submission import SHIM_VARIABLE
 

@@ -8,7 +8,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from deeplink.scheduler.slurm.nodeset import fold
-from deeplink.wording import counted, printable
+from deeplink.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

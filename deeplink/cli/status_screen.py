@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from deeplink.cli.status_nodes import drawn, on_leaves
-from deeplink.wording import counted, printable
+from deeplink.text import counted, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from deeplink.cli.status_screen import UNKNOWN, row, slurm_note, span
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.wording import counted
+from deeplink.text import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,8 +42,8 @@ class ScreenChoice:
     def pressed(self, key: str) -> ScreenChoice:
         """Return what a key makes of it; keys without a meaning change nothing.
 
-        >>> Choice().pressed("r").pressed("r")
-        Choice(sort='rate', turned=True, everything=False, over=False)
+        >>> ScreenChoice().pressed("r").pressed("r")
+        ScreenChoice(sort='rate', turned=True, everything=False, over=False)
         """
         if key in {"q", "Q", "\x03", "\x04"}:
             return replace(self, over=True)

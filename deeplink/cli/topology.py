@@ -172,7 +172,7 @@ def check(
 
     from deeplink.cli.topology_reading import read_all
     from deeplink.scheduler.topology.check import checked
-    from deeplink.wording import counted
+    from deeplink.text import counted
 
     cluster, whose = _cluster(nodes, ask_slurm=ask_slurm or not (files or nodes is not None))
     reading = read_all(files, told, inside, storage)
@@ -264,7 +264,7 @@ def _summary(network: Network) -> str:
     from collections import Counter
 
     from deeplink.scheduler.topology.network import tier
-    from deeplink.wording import counted
+    from deeplink.text import counted
 
     tiers = Counter(tier(level) for level in sorted(switch.level for switch in network.switches.values()))
     gpus = sum(len(node.inside.gpus) for node in network.nodes.values() if node.inside)

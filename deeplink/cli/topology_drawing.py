@@ -13,7 +13,7 @@ from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.topology.check import cable_text
 from deeplink.scheduler.topology.network import DeviceHealth, tier
 from deeplink.scheduler.topology.tree import tree_of
-from deeplink.wording import counted, printable
+from deeplink.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

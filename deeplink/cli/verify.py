@@ -11,8 +11,8 @@ from deeplink.completion import PlaceType
 if TYPE_CHECKING:
     from deeplink.cache.packing.verifying import ReadBack
     from deeplink.config import Config
-    from deeplink.holding import Holdings
     from deeplink.library import PathEntry
+    from deeplink.shard_inventory import Holdings
     from deeplink.verifying import ShardReport
 
 _EPILOG = """
@@ -42,8 +42,8 @@ _NAMED = 5
 def command(*, name: str, quick: bool, in_place: bool, as_json: bool) -> int:
     """Read every copy of every sample of a dataset and compare it with what was packed."""
     from deeplink.clock import SystemClock
-    from deeplink.holding import holdings
     from deeplink.library import Library
+    from deeplink.shard_inventory import holdings
 
     library = Library()
     found = library.at(name)
@@ -68,7 +68,7 @@ def command(*, name: str, quick: bool, in_place: bool, as_json: bool) -> int:
 def _note(found: PathEntry, config: Config, held: Holdings) -> None:
     from deeplink.cache.holding.residency import residency
     from deeplink.cache.ownership import standing
-    from deeplink.noting import note_residency
+    from deeplink.residency_summary import note_residency
 
     index = found.reader.index
     replicas = min(config.replicas, max(len(held.members), 1))
@@ -139,7 +139,7 @@ def _in_place(found: PathEntry, config: Config, held: Holdings, *, as_json: bool
 def _say_in_place(found: PathEntry, result: ReadBack, problems: list[str], *, as_json: bool) -> None:
     import json
 
-    from deeplink.wording import counted, sized
+    from deeplink.text import counted, sized
 
     name, index = found.place.name, found.reader.index
     if as_json:
@@ -178,7 +178,7 @@ def _say_json(found: PathEntry, held: Holdings, reports: list[ShardReport], prob
 
 
 def _say(found: PathEntry, held: Holdings, reports: list[ShardReport], problem: str, *, quick: bool) -> None:
-    from deeplink.wording import counted, sized
+    from deeplink.text import counted, sized
 
     if problem:
         click.echo(f"deeplink: {problem}", err=True)
@@ -205,7 +205,7 @@ def _say(found: PathEntry, held: Holdings, reports: list[ShardReport], problem: 
 
 
 def _silent(held: Holdings) -> str:
-    from deeplink.wording import counted
+    from deeplink.text import counted
 
     return f"{counted(len(held.problems), 'node')} did not answer"
 
@@ -215,7 +215,7 @@ def _say_remedy(found: PathEntry) -> None:
 
 
 def _say_wrong(node: str, wrong: tuple[str, ...], problem: str) -> None:
-    from deeplink.wording import counted
+    from deeplink.text import counted
 
     names = ", ".join(repr(key) for key in wrong[:_NAMED])
     more = f" and {len(wrong) - _NAMED:,} more" if len(wrong) > _NAMED else ""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from deeplink.cache.holding.warming import WarmProgress, WarmResult
     from deeplink.cache.index import Index
     from deeplink.config import Config
-    from deeplink.spread import PackTarget
+    from deeplink.pack_target import PackTarget
 
 _EPILOG = """
 Every member brings the shards it is to hold that it does not: from another member, else from the packed home, else
@@ -60,8 +60,8 @@ def command(
 
     from deeplink.cli.topology_site import site_of
     from deeplink.config import load_config
-    from deeplink.noting import note_residency
-    from deeplink.spread import target
+    from deeplink.pack_target import target
+    from deeplink.residency_summary import note_residency
 
     given: dict[str, Any] = {"members": members, "replicas": replicas}
     config = dataclasses.replace(
@@ -126,7 +126,7 @@ def _say(name: str, index: Index, found: VersionResidency, result: WarmResult | 
     import dataclasses
     import json
 
-    from deeplink.wording import counted, sized
+    from deeplink.text import counted, sized
 
     if as_json:
         said: dict[str, Any] = {"name": name, "version": index.version, "percent": found.percent}
@@ -154,7 +154,7 @@ def _say(name: str, index: Index, found: VersionResidency, result: WarmResult | 
 
 
 def _say_brought(result: WarmResult, dataset: str, source: str) -> None:
-    from deeplink.wording import sized
+    from deeplink.text import sized
 
     found = result.residency
     whole = found.whole_shards == found.shards

@@ -198,7 +198,7 @@ def _speaker(*, as_json: bool) -> Callable[[str], None]:
     import json
     import time
 
-    from deeplink.wording import printable
+    from deeplink.text import printable
 
     def say(line: str) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -236,7 +236,7 @@ class _Stop:
 def _lead(settings: WatchSettings, say: Callable[[str], None], stop: _Stop, *, once: bool) -> None:
     """Watch as soon as no other watchdog leads with this journal."""
     from deeplink.daemon import notify_systemd
-    from deeplink.scheduler.watch.lead import LeaderError
+    from deeplink.scheduler.watch.leader_lock import LeaderError
 
     told = False
     while not stop.told:

@@ -46,9 +46,9 @@ def try_channels(channels: tuple[Channel, ...], *, as_json: bool) -> None:
     Raises:
         NotifyUnsetError: there is no channel.
     """
+    from deeplink.scheduler.watch.notify.delivery import NotSentError
+    from deeplink.scheduler.watch.notify.delivery_queue import sender
     from deeplink.scheduler.watch.notify.message import trial
-    from deeplink.scheduler.watch.notify.sending import sender
-    from deeplink.scheduler.watch.notify.trying import NotSentError
 
     if not channels:
         raise NotifyUnsetError

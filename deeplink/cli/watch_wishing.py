@@ -10,9 +10,9 @@ from deeplink.clock import SystemClock
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.view.look import me
-from deeplink.scheduler.watch.heirs import Resubmitter
 from deeplink.scheduler.watch.observer import COMMAND_S
-from deeplink.scheduler.watch.rewish import QUESTION_S, RequeueHints, other_user, state_folder
+from deeplink.scheduler.watch.requeue_placement import QUESTION_S, RequeueHints, other_user, state_folder
+from deeplink.scheduler.watch.resubmit import Resubmitter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ from deeplink.errors import DeepLinkError
 from deeplink.metrics import CONSOLE_QUERIES, CONSOLE_QUERY_SECONDS, CONSOLE_READ, CONSOLE_UP
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.watch.incident_json import whole_document
 from deeplink.scheduler.watch.journal import Journal, JournalMissingError
-from deeplink.scheduler.watch.telling import whole_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

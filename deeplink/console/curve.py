@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from deeplink import vitals
+from deeplink import process_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ CurvePoint = tuple[int, float | None, int]
 
 def drawn(reports: Sequence[ProgressPoint]) -> tuple[str, tuple[Point, ...]]:
     """Return the metric that is drawn (`loss`, else the first by name), and rank 0's points of it."""
-    named = {name for report in reports for name in report.metrics if not name.startswith(vitals.PREFIX)}
+    named = {name for report in reports for name in report.metrics if not name.startswith(process_metrics.PREFIX)}
     metric = "loss" if "loss" in named or not named else min(named)
     return metric, tuple(
         Point(report.attempt, report.step, report.unix, report.metrics[metric])

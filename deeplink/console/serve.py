@@ -16,10 +16,10 @@ from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from deeplink.admission import Admission, ConnectionBounds
+from deeplink.bind_errors import refused
 from deeplink.clock import Clock, SystemClock
 from deeplink.console.errors import BindFormatError, BindRefusedError
 from deeplink.daemon import ending_signals
-from deeplink.listening import refused
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -12,10 +12,10 @@ from deeplink.console.jobs import MOST_JOBS, CurveView, Drawn, JobView, job_view
 from deeplink.console.nodes import NodeView, ShownHealth, SwitchView, node_views, switch_views
 from deeplink.console.readings import FactSource, SourceState
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.watch.book import KEEP_S
 from deeplink.scheduler.watch.costs import cost
+from deeplink.scheduler.watch.heartbeats import KEEP_S
 from deeplink.scheduler.watch.records import Incident, IncidentOutcome
-from deeplink.wording import counted
+from deeplink.text import counted
 
 if TYPE_CHECKING:
     from deeplink.console.delta import Document

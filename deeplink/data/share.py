@@ -37,7 +37,7 @@ class RankShare:
     def step_size(self, left: int) -> int:
         """Return how many samples the next step takes over all ranks; steps differ by one sample at most.
 
-        >>> Share(batch_size=4, world_size=2).step_size(10)
+        >>> RankShare(batch_size=4, world_size=2).step_size(10)
         5
 
         Raises:
@@ -52,7 +52,7 @@ class RankShare:
     def part(self, size: int, rank: int) -> tuple[int, int]:
         """Return the offsets in a step of `size` samples between which a rank's part lies.
 
-        >>> [Share(batch_size=4, world_size=3).part(8, rank) for rank in range(3)]
+        >>> [RankShare(batch_size=4, world_size=3).part(8, rank) for rank in range(3)]
         [(0, 3), (3, 6), (6, 8)]
         """
         each, more = divmod(size, self.world_size)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deeplink.admission import Admission, ConnectionBounds
-from deeplink.listening import listening_socket
+from deeplink.bind_errors import listening_socket
 from deeplink.plainrpc import framing
 from deeplink.plainrpc.errors import SessionError
 from deeplink.plainrpc.framing import ErrorCode

@@ -11,7 +11,7 @@ from deeplink.scheduler.doctor.recovery_settings import of_preempt_mode
 from deeplink.scheduler.slurm.states import UNSETTLED_FLAGS, NodeFlag, NodeState
 from deeplink.scheduler.topology.check import checked
 from deeplink.scheduler.topology.sources.slurm import read_switches
-from deeplink.wording import counted
+from deeplink.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deeplink.bounded import within
+from deeplink.call_with_timeout import call_with_timeout
 from deeplink.daemon import is_loopback
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.doctor.asking import asked_slurm, nodes_to_look_at, step_command
@@ -100,7 +100,7 @@ class Examination:
                 return NodeReport(host=host, measured=part.measure(host, plan))
 
         try:
-            report = within(examined, HERE_S)
+            report = call_with_timeout(examined, HERE_S)
         except TimeoutError:
             return _without(evidence, f"this host's folders did not answer within {HERE_S:g} s: is a mount dead?")
         finally:
@@ -109,7 +109,7 @@ class Examination:
 
     def _sweep(self, run: str) -> None:
         with contextlib.suppress(TimeoutError):
-            within(partial(sweep, self.config, run), SWEEP_S)
+            call_with_timeout(partial(sweep, self.config, run), SWEEP_S)
 
     def _step(self, evidence: SiteEvidence, everyone: NodeProbePlan) -> SiteEvidence:
         inside = _allocation(self.env)

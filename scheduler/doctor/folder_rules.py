@@ -9,7 +9,7 @@ from deeplink.mounts import MEMORY, is_shared
 from deeplink.scheduler.doctor.evidence import alike, together
 from deeplink.scheduler.doctor.finding import error, note, ok, unknown, warning
 from deeplink.scheduler.doctor.node_rules import usable
-from deeplink.wording import sized
+from deeplink.text import sized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,8 +10,8 @@ from deeplink.scheduler.doctor.cluster_rules import of_clock
 from deeplink.scheduler.doctor.evidence import alike, together
 from deeplink.scheduler.doctor.finding import error, note, ok, unknown, warning
 from deeplink.scheduler.doctor.node_rules import usable
+from deeplink.text import counted
 from deeplink.types import parse_members
-from deeplink.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.doctor.evidence import alike, together
 from deeplink.scheduler.doctor.finding import error, note, ok, unknown, warning
 from deeplink.scheduler.doctor.running_settings import RANK_PORTS
-from deeplink.wording import counted, sized
+from deeplink.text import counted, sized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

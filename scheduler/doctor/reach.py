@@ -163,7 +163,7 @@ def _unproved(address: str, name: str, clock: Clock) -> str:
     # Not above: see `asked_watchdog`.
     import grpc  # noqa: PLC0415
 
-    from deeplink.scheduler.watch.line import WatchdogClient  # noqa: PLC0415
+    from deeplink.scheduler.watch.watchdog_client import WatchdogClient  # noqa: PLC0415
 
     until = clock.monotonic() + WATCH_S
     while True:

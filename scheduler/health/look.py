@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from deeplink.scheduler.watch.records import HealthSeverity
-from deeplink.wording import printable
+from deeplink.text import printable
 
 MOST_COMPLAINTS = 32
 """Subjects a check may complain of at once; of more the gravest are kept."""
@@ -17,7 +17,7 @@ _ORDER = (HealthSeverity.UNKNOWN, HealthSeverity.OBSERVE, HealthSeverity.COMMENT
 def gravity(severity: HealthSeverity) -> int:
     """Return a number that is greater, the graver: 0 for UNKNOWN, which asks for nothing.
 
-    >>> [gravity(Severity(word)) for word in ("unknown", "observe", "comment", "drain")]
+    >>> [gravity(HealthSeverity(word)) for word in ("unknown", "observe", "comment", "drain")]
     [0, 1, 2, 3]
     """
     return _ORDER.index(severity)

@@ -11,7 +11,7 @@ from deeplink.scheduler.health.kernellog import KernelLog, Said
 from deeplink.scheduler.health.look import Complaint, Look, comment, drain, observe
 from deeplink.scheduler.health.reading import number_of, table_of, text_of
 from deeplink.scheduler.health.recent import Counters, Recent
-from deeplink.wording import counted
+from deeplink.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.service import NodesStanding
-from deeplink.wording import listed
+from deeplink.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from deeplink.scheduler.launch.environment import Launch, NodeFacts
     from deeplink.scheduler.launch.failure import Failed
+    from deeplink.scheduler.launch.job_status import JobStatus
     from deeplink.scheduler.launch.shape import Granted
-    from deeplink.scheduler.launch.standing import JobStatus
     from deeplink.scheduler.topology.graph import Fabric
     from deeplink.types import Attempt, NodeName
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from deeplink import vitals
+from deeplink import process_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,11 +70,11 @@ class Deadline:
             if point.rank:
                 continue
             self._points.append(point)
-            step = point.metrics.get(vitals.CHECKPOINT_STEP)
+            step = point.metrics.get(process_metrics.CHECKPOINT_STEP)
             if step is not None and step != self.saved:
                 self.saved = int(step)
                 begun = next((one.unix for one in self._points if one.step >= step), point.unix)
-                took = max(0.0, point.metrics.get(vitals.CHECKPOINT_UNIX, point.unix) - begun)
+                took = max(0.0, point.metrics.get(process_metrics.CHECKPOINT_UNIX, point.unix) - begun)
                 self.save_s = took if self.save_s is None else max(took, self.save_s)
 
     @property

@@ -8,19 +8,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.launch.history import ITS_OWN_FAULT
-from deeplink.scheduler.launch.rescue import TICK_S
 from deeplink.scheduler.launch.verdict import AGAIN_CODE, AttemptVerdict, NextMove
+from deeplink.scheduler.launch.wait_for_requeue import TICK_S
 from deeplink.scheduler.watch.records import Action, IncidentKind, IncidentOutcome, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from deeplink.clock import Clock
-    from deeplink.scheduler.launch.account import Account
     from deeplink.scheduler.launch.backend import Backend
-    from deeplink.scheduler.launch.chronicle import Chronicle
+    from deeplink.scheduler.launch.event_log import Chronicle
     from deeplink.scheduler.launch.failure import RelaunchLimits
     from deeplink.scheduler.launch.history import Log
+    from deeplink.scheduler.launch.status_reporter import StatusReporter
     from deeplink.types import NodeName
 
 QUEUED_WAIT_S = 30.0
@@ -47,7 +47,7 @@ class Ending:
     def __init__(
         self,
         backend: Backend,
-        account: Account,
+        account: StatusReporter,
         chronicle: Chronicle,
         *,
         clock: Clock,

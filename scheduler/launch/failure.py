@@ -270,7 +270,7 @@ def stop_for(cause: Cause, code: int, kind: IncidentKind, tried: Tried, limits: 
     """Return why an attempt that ended so is the last one; None where another one makes sense.
 
     >>> again = Tried(since_progress=(Setback(Cause.UNKNOWN, 1),), relaunches=1, best=12)
-    >>> stop_for(Cause.UNKNOWN, 1, Kind.RANK_FAILED, again, Limits()).because
+    >>> stop_for(Cause.UNKNOWN, 1, IncidentKind.RANK_FAILED, again, RelaunchLimits()).because
     'exit code 1 again at step 12: the application'
     """
     exited = cause not in {Cause.NODE_LOST, Cause.HANG, Cause.NOT_STARTED}

@@ -1,7 +1,7 @@
 """Which ranks are late or slow, and whether they hang.
 
-What follows from what is decided in `lateness.py`, `blame.py` and `stragglers.py`, agents are asked in
-`whereabouts.py`; here it comes together, is told, and what was learned is kept.
+`hang_detection.py`, `hang_attribution.py` and `stragglers.py` decide; `stack_collection.py` asks the agents. This
+module joins them, reports the result and keeps what was learned.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.publish import write_unsynced
-from deeplink.scheduler.launch.lateness import (
+from deeplink.scheduler.launch.hang_detection import (
     LatenessEvidence,
     ProgressClock,
     RankReport,
@@ -21,23 +21,23 @@ from deeplink.scheduler.launch.lateness import (
     named,
     stopped,
 )
-from deeplink.scheduler.launch.sights import ActivityAnswer, Watch
-from deeplink.scheduler.launch.silences import Silences
+from deeplink.scheduler.launch.process_activity import ActivityAnswer, Watch
+from deeplink.scheduler.launch.stack_collection import StackReport, Whereabouts
 from deeplink.scheduler.launch.stragglers import Straggler, Stragglers
-from deeplink.scheduler.launch.whereabouts import StackReport, Whereabouts
+from deeplink.scheduler.launch.timeout_learning import Silences
+from deeplink.text import counted
 from deeplink.wire import attempt_from_wire
-from deeplink.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from deeplink.clock import Clock
-    from deeplink.scheduler.launch.chronicle import Chronicle
+    from deeplink.scheduler.launch.agent_pool import AgentPool
     from deeplink.scheduler.launch.environment import Launch
-    from deeplink.scheduler.launch.fleet import AgentPool
-    from deeplink.scheduler.launch.lateness import LateRank
-    from deeplink.scheduler.launch.order import LaunchSpec
+    from deeplink.scheduler.launch.event_log import Chronicle
+    from deeplink.scheduler.launch.hang_detection import LateRank
+    from deeplink.scheduler.launch.launch_spec import LaunchSpec
     from deeplink.types import NodeName
     from deeplink.v1 import common_pb2
 

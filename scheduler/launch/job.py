@@ -14,14 +14,14 @@ from deeplink.errors import DeepLinkError
 from deeplink.files import standard_output_file
 from deeplink.private import private_folder
 from deeplink.runtokens import token_of
-from deeplink.scheduler.launch.account import Account
+from deeplink.scheduler.launch.agent_pool import AgentPool
+from deeplink.scheduler.launch.agent_restart import AgentRestart
 from deeplink.scheduler.launch.backend import NodesLostError
-from deeplink.scheduler.launch.chronicle import Chronicle, EventSink, to_journal, to_watchdog
 from deeplink.scheduler.launch.ending import Ending
-from deeplink.scheduler.launch.fleet import AgentPool
-from deeplink.scheduler.launch.ground import found_network, on_fabric
-from deeplink.scheduler.launch.revival import Revival
+from deeplink.scheduler.launch.event_log import Chronicle, EventSink, to_journal, to_watchdog
+from deeplink.scheduler.launch.network_discovery import found_network, on_fabric
 from deeplink.scheduler.launch.site import with_domains, with_hcas
+from deeplink.scheduler.launch.status_reporter import StatusReporter
 from deeplink.scheduler.launch.supervise import ENDING, FORWARDED, Supervisor
 from deeplink.scheduler.launch.unheard import Unheard
 from deeplink.scheduler.launch.verdict import RelaunchPolicy
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from deeplink.config import Config
     from deeplink.scheduler.launch.backend import Backend
-    from deeplink.scheduler.launch.order import LaunchSpec
+    from deeplink.scheduler.launch.launch_spec import LaunchSpec
     from deeplink.scheduler.launch.site import SiteFabric
 
 
@@ -95,7 +95,9 @@ def run_job(
         )
         # Without Slurm a node is its processes: there is no machine that could live on without its agent.
         revival = (
-            Revival(lambda before: backend.start_agents(secret, before), clock) if backend.can_requeue else None
+            AgentRestart(lambda before: backend.start_agents(secret, before), clock)
+            if backend.can_requeue
+            else None
         )
         fleet = AgentPool(backend.start_agents(secret), partial(token_of, secret), clock, revival)
         stack.callback(fleet.close)
@@ -115,7 +117,7 @@ def run_job(
             )
         except NodesLostError as lost:
             limits = (policy or RelaunchPolicy()).limits
-            account = Account(backend, fleet, chronicle, clock)
+            account = StatusReporter(backend, fleet, chronicle, clock)
             ends = Ending(
                 backend, account, chronicle, clock=clock, hold=order.hold, limits=limits, told_to_end=told_to_end
             )

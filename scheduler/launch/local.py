@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from signal import Signals
 
-    from deeplink.scheduler.launch.standing import JobStatus
+    from deeplink.scheduler.launch.job_status import JobStatus
     from deeplink.types import Attempt
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.topology.graph import natural
-from deeplink.wording import listed
+from deeplink.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

@@ -16,7 +16,7 @@ from deeplink.clock import Clock, SystemClock
 from deeplink.scheduler.launch.failure import Failed, Hint, hints_in
 from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
 from deeplink.scheduler.slurm.silence import unstarted_step
-from deeplink.wording import printable
+from deeplink.text import printable
 
 if TYPE_CHECKING:
     from deeplink.types import NodeName

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.launch.lastanswer import LastAnswer
+from deeplink.scheduler.launch.latest_answer import LastAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.backend import Backend
-    from deeplink.scheduler.launch.chronicle import Chronicle
+    from deeplink.scheduler.launch.event_log import Chronicle
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
     from deeplink.types import NodeName
 

@@ -13,7 +13,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.nodeset import in_order, unfold_counts
 from deeplink.scheduler.slurm.options import SRUN
 from deeplink.scheduler.slurm.within import is_in_step
-from deeplink.wording import counted, listed
+from deeplink.text import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,18 +13,18 @@ from typing_extensions import override
 
 from deeplink.clock import Clock, SystemClock
 from deeplink.errors import DeepLinkError
+from deeplink.scheduler.launch.agent_endpoint import SEATS_VARIABLE, packed_seats
+from deeplink.scheduler.launch.agent_monitor import KNOCK_S
 from deeplink.scheduler.launch.backend import Backend, NoAllocationError, NoSlurmdError
 from deeplink.scheduler.launch.container import PYXIS, pyxis_options
 from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch
+from deeplink.scheduler.launch.job_status import JobStatus
 from deeplink.scheduler.launch.process import leave_host_file, python_command
-from deeplink.scheduler.launch.seats import SEATS_VARIABLE, packed_seats
 from deeplink.scheduler.launch.service import NodesStanding, nodes_standing
 from deeplink.scheduler.launch.shape import Granted, gpu_options, granted_by
 from deeplink.scheduler.launch.srun import OwnStep, SlurmAgents, SlurmRanks
-from deeplink.scheduler.launch.standing import JobStatus
 from deeplink.scheduler.launch.stepenv import step_environment
 from deeplink.scheduler.launch.stepids import StepIds
-from deeplink.scheduler.launch.watched import KNOCK_S
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import finish
 from deeplink.scheduler.slurm.nodeset import unfold
@@ -39,7 +39,7 @@ from deeplink.scheduler.topology.graph import fabric_from_switches
 from deeplink.scheduler.watch.evidence import TAG, ProbeResult
 from deeplink.scheduler.watch.observer import slurmd_port
 from deeplink.scheduler.watch.probe import TcpProber
-from deeplink.scheduler.watch.remark import remark, with_ours
+from deeplink.scheduler.watch.slurm_comment import comment_of, with_our_comment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -353,7 +353,7 @@ class SlurmBackend(Backend):
         def hold(job: JobAddress) -> None:
             try:
                 # First: whoever finds the job held finds the reason there.
-                text = with_ours(self.slurm.comment(self.job), remark(f"{TAG}held: {because}"))
+                text = with_our_comment(self.slurm.comment(self.job), comment_of(f"{TAG}held: {because}"))
                 self.slurm.comment_job(job, text)
             except DeepLinkError as problem:
                 log.info("the job's comment: %s", problem)

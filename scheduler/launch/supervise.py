@@ -12,17 +12,16 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.launch.account import Account, first_attempt, note_attempt, points_of
 from deeplink.scheduler.launch.ending import Ending
 from deeplink.scheduler.launch.failure import Cause
 from deeplink.scheduler.launch.hangs import Hangs
 from deeplink.scheduler.launch.history import Log, file_of
-from deeplink.scheduler.launch.liaison import Liaison
-from deeplink.scheduler.launch.muster import muster
-from deeplink.scheduler.launch.order import LaunchSpec, RankLayout, lay_out
+from deeplink.scheduler.launch.launch_spec import LaunchSpec, RankLayout, lay_out
+from deeplink.scheduler.launch.node_selection import select_nodes
 from deeplink.scheduler.launch.progress import Progress
-from deeplink.scheduler.launch.rescue import TICK_S, Rescue
 from deeplink.scheduler.launch.service import Service
+from deeplink.scheduler.launch.slurm_monitor import SlurmMonitor
+from deeplink.scheduler.launch.status_reporter import StatusReporter, first_attempt, note_attempt, points_of
 from deeplink.scheduler.launch.verdict import (
     AttemptEvidence,
     AttemptVerdict,
@@ -32,17 +31,18 @@ from deeplink.scheduler.launch.verdict import (
     is_alone,
     too_few,
 )
+from deeplink.scheduler.launch.wait_for_requeue import TICK_S, RequeueWait
 from deeplink.scheduler.watch.records import Action, IncidentKind, IncidentOutcome, Phase
-from deeplink.wording import counted
+from deeplink.text import counted
 
 if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Collection
 
     from deeplink.clock import Clock
+    from deeplink.scheduler.launch.agent_pool import AgentPool
     from deeplink.scheduler.launch.backend import Backend, RankStep
-    from deeplink.scheduler.launch.chronicle import Chronicle
-    from deeplink.scheduler.launch.fleet import AgentPool
+    from deeplink.scheduler.launch.event_log import Chronicle
     from deeplink.types import NodeName
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -99,12 +99,14 @@ class Supervisor:
         self._backend, self._fleet, self._order = backend, fleet, order
         self._chronicle, self._clock, self._policy = chronicle, clock, policy or RelaunchPolicy()
         self._here = backend.here
-        self._account = Account(backend, fleet, chronicle, clock)
+        self._account = StatusReporter(backend, fleet, chronicle, clock)
         self._service = Service(backend, clock)
-        self._rescue = Rescue(backend, fleet, chronicle, self._service, clock=clock, doubt_s=self._policy.doubt_s)
+        self._rescue = RequeueWait(
+            backend, fleet, chronicle, self._service, clock=clock, doubt_s=self._policy.doubt_s
+        )
         self._progress = Progress()
         self._log = Log(file_of(backend.folder, order.command), backend.restart, self._progress)
-        self._liaison = Liaison(
+        self._liaison = SlurmMonitor(
             backend, fleet, chronicle, clock, margin_s=order.margin_s, partition_s=self._policy.partition_s
         )
         self._ends = Ending(
@@ -154,7 +156,7 @@ class Supervisor:
                 chosen = self._rescued(verdict.lost)
             if not chosen:
                 if self._rescue.is_elsewhere and self.ending is None:
-                    return self._finish(running, replace(verdict, move=NextMove.ELSEWHERE))
+                    return self._finish(running, replace(verdict, move=NextMove.SUPERSEDED))
                 told = self.ending.name if self.ending else ""
                 return self._ends.leave_stranded(verdict, told, self._begun)
             running = self._start_next(chosen, running)
@@ -196,12 +198,12 @@ class Supervisor:
             self._listen()
             self._pass_signals(running)
             verdict = self._decided(running)
-            if verdict.move is NextMove.REST:
+            if verdict.move is NextMove.DROP_SPARES:
                 self._lose_spares(running, verdict)
             elif verdict.move is NextMove.WAIT:
                 self._say_once(verdict.because)
                 self._account.hold_back(self._silent_s(verdict.lost), verdict.because)
-            elif verdict.move is NextMove.CARRY_ON:
+            elif verdict.move is NextMove.CONTINUE:
                 if not self._liaison.in_doubt:  # else it may have been us who were away, and that is told already
                     self._account.come_back()
             else:
@@ -325,7 +327,7 @@ class Supervisor:
         word = self._service.look(self._listen)
         before = self._usable
         self._forget(word.taken)
-        chosen = muster(
+        chosen = select_nodes(
             self._usable,
             self._order.count,
             silence=self._fleet.silence(),
@@ -409,7 +411,7 @@ class Supervisor:
             self._chronicle.event("waiting", because, because=because)
 
     def _finish(self, running: _Running, verdict: AttemptVerdict) -> int:
-        if verdict.move is NextMove.ELSEWHERE:
+        if verdict.move is NextMove.SUPERSEDED:
             running.step.abandon()
             self._fleet.abandon()
             self._step, self.has_lost = None, True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.launch.lastanswer import LastAnswer
+from deeplink.scheduler.launch.latest_answer import LastAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

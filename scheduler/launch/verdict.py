@@ -26,7 +26,7 @@ from deeplink.scheduler.watch.records import IncidentKind
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
-    from deeplink.scheduler.launch.watched import Silence
+    from deeplink.scheduler.launch.agent_monitor import Silence
     from deeplink.scheduler.watch.records import HealthFinding
     from deeplink.types import NodeName
 
@@ -38,13 +38,13 @@ AGAIN_CODE = 75
 class NextMove(Enum):
     """What to do now."""
 
-    CARRY_ON = "carry on"
+    CONTINUE = "carry on"
     WAIT = "wait"
-    REST = "rest"
+    DROP_SPARES = "rest"
     RELAUNCH = "relaunch"
     STRANDED = "stranded"
     REQUEUE = "requeue"
-    ELSEWHERE = "elsewhere"
+    SUPERSEDED = "elsewhere"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     GIVE_UP = "give up"
@@ -158,7 +158,7 @@ def decide(seen: AttemptEvidence, policy: RelaunchPolicy) -> AttemptVerdict:
         return AttemptVerdict(
             move=NextMove.WAIT, because=f"{because}; touching nothing", kind=IncidentKind.AGENTS_SILENT
         )
-    return _about_late(seen, policy) if seen.hung or seen.slow else AttemptVerdict(move=NextMove.CARRY_ON)
+    return _about_late(seen, policy) if seen.hung or seen.slow else AttemptVerdict(move=NextMove.CONTINUE)
 
 
 def too_few(verdict: AttemptVerdict, taken: Iterable[NodeName], known: Container[NodeName]) -> AttemptVerdict:
@@ -199,9 +199,9 @@ def _about_late(seen: AttemptEvidence, policy: RelaunchPolicy) -> AttemptVerdict
         because = f"{seen.hung} while every node answers"
         return _again(seen, policy, Cause.HANG, IncidentKind.RANKS_HUNG, because, suspects=seen.suspects)
     if doubtful or len(seen.spares) < len(seen.suspects) or seen.tried.since_progress:
-        return AttemptVerdict(move=NextMove.CARRY_ON)  # slow is better than not at all
+        return AttemptVerdict(move=NextMove.CONTINUE)  # slow is better than not at all
     again = _again(seen, policy, Cause.HANG, IncidentKind.STRAGGLER, seen.slow, suspects=seen.suspects)
-    return replace(again, slow=True) if again.move is NextMove.RELAUNCH else AttemptVerdict(move=NextMove.CARRY_ON)
+    return replace(again, slow=True) if again.move is NextMove.RELAUNCH else AttemptVerdict(move=NextMove.CONTINUE)
 
 
 def _lost(silence: Silence, policy: RelaunchPolicy) -> bool:
@@ -228,7 +228,7 @@ def _about_lost(seen: AttemptEvidence, policy: RelaunchPolicy, lost: tuple[NodeN
         return AttemptVerdict(move=NextMove.WAIT, because=because, kind=IncidentKind.AGENTS_SILENT)
     because = f"nothing heard of {names} for {longest:.1f} s"
     if not set(lost) & set(seen.active):
-        return AttemptVerdict(move=NextMove.REST, because=because, lost=lost, kind=IncidentKind.NODE_SILENT)
+        return AttemptVerdict(move=NextMove.DROP_SPARES, because=because, lost=lost, kind=IncidentKind.NODE_SILENT)
     left = [node for node in (*seen.active, *seen.spares) if node not in doubtful]
     if len(left) >= len(seen.active):
         return _again(seen, policy, Cause.NODE_LOST, IncidentKind.NODE_SILENT, because, lost=lost)

@@ -24,8 +24,8 @@ from deeplink.scheduler.node.asking import ASKING, answer_file, catches
 from deeplink.scheduler.node.flight import ask_for_dump, flight_file, newest_collectives
 from deeplink.scheduler.node.rankprocesses import GONE, ProcessTable, RankProcess, Reported, rank_processes
 from deeplink.scheduler.slurm import command as processes
+from deeplink.text import printable_lines
 from deeplink.v1 import node_pb2
-from deeplink.wording import printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from deeplink.scheduler.placement.ground import Lens
+from deeplink.scheduler.placement.candidate_leaves import Lens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from deeplink.scheduler.placement.ground import CandidateLeaves
+    from deeplink.scheduler.placement.candidate_leaves import CandidateLeaves
     from deeplink.scheduler.topology.graph import Path
 
 TOPS = 16

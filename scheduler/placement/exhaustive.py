@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from deeplink.scheduler.placement.leaf import total
-from deeplink.scheduler.placement.terrain import SingleNode
+from deeplink.scheduler.placement.leaf_cache import SingleNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from deeplink.scheduler.placement.candidate_leaves import CandidateLeaves
     from deeplink.scheduler.placement.cost import Cost
-    from deeplink.scheduler.placement.ground import CandidateLeaves
     from deeplink.scheduler.placement.leaf import Leaf, LeafPart, Spot
-    from deeplink.scheduler.placement.terrain import LeafView
+    from deeplink.scheduler.placement.leaf_cache import LeafView
     from deeplink.types import NodeName
 
 MOST_KINDS = 64

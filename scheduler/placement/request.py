@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.wording import counted, listed
+from deeplink.text import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

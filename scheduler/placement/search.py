@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from deeplink.scheduler.placement.candidate_leaves import CandidateLeaves
 from deeplink.scheduler.placement.construct import LeafAssignment, Sketches
 from deeplink.scheduler.placement.cost import DEFAULT_COST
 from deeplink.scheduler.placement.exhaustive import Choices, single_nodes
-from deeplink.scheduler.placement.ground import CandidateLeaves
-from deeplink.wording import counted
+from deeplink.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from deeplink.scheduler.placement.candidate_leaves import Lens
     from deeplink.scheduler.placement.cost import Cost, Traits
     from deeplink.scheduler.placement.exhaustive import Counts
-    from deeplink.scheduler.placement.ground import Lens
+    from deeplink.scheduler.placement.leaf_cache import Terrain
     from deeplink.scheduler.placement.request import PlacementCluster, PlacementRequest
-    from deeplink.scheduler.placement.terrain import Terrain
     from deeplink.types import NodeName
 
 EXACT_CHOICES = 4_000

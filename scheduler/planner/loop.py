@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.planner.ground import PlannerCluster, wishes_nodes
+from deeplink.scheduler.planner.cluster_state import PlannerCluster, wishes_nodes
 from deeplink.scheduler.planner.queue import Row, arguments, parse_queue
-from deeplink.scheduler.planner.round import Deed, HintChange, Memory, Mine, plan
+from deeplink.scheduler.planner.reconcile import Deed, HintChange, Memory, Mine, plan
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.separator import fresh_separator
 from deeplink.scheduler.wish import record

@@ -98,7 +98,7 @@ def table() -> dict[int, ProcessEntry]:
 def descendants(root: int, processes: Mapping[int, ProcessEntry]) -> list[ProcessId]:
     """Return all processes below `root`, each after its parent.
 
-    >>> descendants(1, {2: Entry(1, 70), 3: Entry(2, 71), 4: Entry(9, 72)})
+    >>> descendants(1, {2: ProcessEntry(1, 70), 3: ProcessEntry(2, 71), 4: ProcessEntry(9, 72)})
     [ProcessId(pid=2, start=70), ProcessId(pid=3, start=71)]
     """
     children: dict[int, list[ProcessId]] = {}

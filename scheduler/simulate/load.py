@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.simulate.errors import SimulationValueError
 from deeplink.scheduler.simulate.trace import LONGEST_S
-from deeplink.wording import counted
+from deeplink.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

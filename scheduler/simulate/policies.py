@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from deeplink.scheduler.placement.leaf_cache import Terrain
 from deeplink.scheduler.placement.request import PlacementCluster, PlacementRequest
 from deeplink.scheduler.placement.search import place
-from deeplink.scheduler.placement.terrain import Terrain
 from deeplink.scheduler.simulate.floor import bits, first
 from deeplink.scheduler.simulate.slurm_tree import slurm_choice
 from deeplink.scheduler.topology.order import rank_order, stock_order

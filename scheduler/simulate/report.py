@@ -11,7 +11,7 @@ from deeplink.scheduler.simulate.charts import Bar, Series, bars, lines
 from deeplink.scheduler.simulate.measure import CLUSTER, JCTS, SIZES, WAITS, WIDE, Figure, What, size_class
 from deeplink.scheduler.simulate.policies import SchedulingPolicy
 from deeplink.scheduler.simulate.tables import ReportTable, about, timed
-from deeplink.wording import counted
+from deeplink.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

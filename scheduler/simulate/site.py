@@ -9,8 +9,8 @@ from deeplink.scheduler.simulate.errors import SimulationValueError
 from deeplink.scheduler.simulate.floor import Floor
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.scheduler.topology.tree import fabric_of
+from deeplink.text import counted
 from deeplink.types import NodeName
-from deeplink.wording import counted
 
 if TYPE_CHECKING:
     from deeplink.scheduler.topology.network import Network

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING
 
 from deeplink.scheduler.simulate.errors import DirtyTraceError, TraceError
-from deeplink.wording import counted, printable
+from deeplink.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn, Protocol
 
 from deeplink.errors import DeepLinkError
-from deeplink.wording import printable
+from deeplink.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

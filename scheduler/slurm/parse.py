@@ -11,8 +11,8 @@ from deeplink.scheduler.slurm.gres import GresTextError, gpus_in
 from deeplink.scheduler.slurm.job_address import JobAddress
 from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
 from deeplink.scheduler.slurm.states import HELD, JobState, NodeFlag, NodeState, parse_node_state
+from deeplink.text import printable
 from deeplink.types import JobId, NodeName
-from deeplink.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -10,7 +10,7 @@ from deeplink.scheduler.topology.finding import TopologyFinding, TopologyFinding
 from deeplink.scheduler.topology.graph import natural
 from deeplink.scheduler.topology.network import DeviceHealth, tier
 from deeplink.scheduler.topology.tree import parts_of, tree_of
-from deeplink.wording import counted
+from deeplink.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

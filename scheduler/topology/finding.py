@@ -7,7 +7,7 @@ from enum import Enum
 
 from typing_extensions import override
 
-from deeplink.wording import printable
+from deeplink.text import printable
 
 
 class TopologyFindingKind(Enum):

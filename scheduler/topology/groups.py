@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.wording import counted
+from deeplink.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

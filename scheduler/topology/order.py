@@ -20,7 +20,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.scheduler.topology.graph import natural
 from deeplink.scheduler.topology.groups import Groups, arrange
 from deeplink.scheduler.topology.resting import who_rests
-from deeplink.wording import counted
+from deeplink.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from typing_extensions import override
 
 from deeplink.errors import DeepLinkError
-from deeplink.wording import listed
+from deeplink.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

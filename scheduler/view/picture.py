@@ -15,7 +15,7 @@ from deeplink.scheduler.view.output import expanded
 from deeplink.scheduler.view.rates import TrainingRate, pace
 from deeplink.scheduler.view.reasons import help_for, in_short, in_words, release_of
 from deeplink.scheduler.watch.records import HealthSeverity, IncidentOutcome
-from deeplink.wording import printable
+from deeplink.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

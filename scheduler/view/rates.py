@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from deeplink import vitals
+from deeplink import process_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,7 +102,7 @@ def pace(points: Sequence[ProgressPoint]) -> TrainingRate:
 
 def _metric(metrics: Mapping[str, float]) -> str:
     known = {SAMPLES, SAMPLES_PER_S, TOTAL_STEPS}
-    names = [name for name in metrics if not name.startswith(vitals.PREFIX) and name not in known]
+    names = [name for name in metrics if not name.startswith(process_metrics.PREFIX) and name not in known]
     return "loss" if "loss" in names or not names else min(names)
 
 
@@ -114,7 +114,7 @@ def _rate(seen: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _reads(metrics: Mapping[str, float]) -> ReadRate | None:
-    names = (vitals.LOCAL_SAMPLES, vitals.PEER_SAMPLES, vitals.SOURCE_SAMPLES)
+    names = (process_metrics.LOCAL_SAMPLES, process_metrics.PEER_SAMPLES, process_metrics.SOURCE_SAMPLES)
     if not any(metrics.get(name) for name in names):
         return None
     local, peer, source = (int(metrics.get(name, 0)) for name in names)
@@ -122,8 +122,8 @@ def _reads(metrics: Mapping[str, float]) -> ReadRate | None:
 
 
 def _saved(metrics: Mapping[str, float]) -> Saved | None:
-    step, unix = metrics.get(vitals.CHECKPOINT_STEP), metrics.get(vitals.CHECKPOINT_UNIX)
+    step, unix = metrics.get(process_metrics.CHECKPOINT_STEP), metrics.get(process_metrics.CHECKPOINT_UNIX)
     if step is None or unix is None:
         return None
-    every = metrics.get(vitals.CHECKPOINT_EVERY)
+    every = metrics.get(process_metrics.CHECKPOINT_EVERY)
     return Saved(step=int(step), unix=unix, every=int(every) if every else None)

@@ -17,9 +17,9 @@ from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.view.reasons import in_words
 from deeplink.scheduler.watch.evidence import ProbeResult
 from deeplink.scheduler.watch.exclusion import required_without
-from deeplink.scheduler.watch.ladder import ActionFacts, RecoveryStep, next_step
 from deeplink.scheduler.watch.observer import PROBE_DEADLINE_S, slurmd_port
 from deeplink.scheduler.watch.records import ActionRecord
+from deeplink.scheduler.watch.recovery_steps import ActionFacts, RecoveryStep, next_command
 from deeplink.scheduler.watch.verdict import Remedy
 from deeplink.types import Attempt, NodeName
 
@@ -198,7 +198,7 @@ class Requeuer:
                 raise RequeueRefusedError(
                     row.label, "Slurm does not know it any more", "Submit it again."
                 ) from None
-            step = next_step(action, self._facts(now, row.restarts))
+            step = next_command(action, self._facts(now, row.restarts))
             if done := self._done(now, row, step.step, self.clock.monotonic() - began):
                 return done
             if step.step is RecoveryStep.GIVE_UP or now.state.final:

@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.comebacks import REMEMBERED_S, ReturnedNodes
+from deeplink.scheduler.watch.incident_tracker import IncidentTracker
 from deeplink.scheduler.watch.journal import JournalCorruptError, JournalError
 from deeplink.scheduler.watch.judge import judge
-from deeplink.scheduler.watch.ledger import IncidentTracker
 from deeplink.scheduler.watch.records import IncidentKind, IncidentOutcome
+from deeplink.scheduler.watch.returned_nodes import REMEMBERED_S, ReturnedNodes
 from deeplink.scheduler.watch.rules.doubts import cut_off, unheard
 from deeplink.scheduler.watch.verdict import Remedy
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from deeplink.clock import Clock
     from deeplink.metrics import WatchMetrics
-    from deeplink.scheduler.watch.act import Actor
+    from deeplink.scheduler.watch.actor import Actor
     from deeplink.scheduler.watch.bindings import Bindings
     from deeplink.scheduler.watch.evidence import Snapshot, WatchPolicy
     from deeplink.scheduler.watch.journal import Journal
-    from deeplink.scheduler.watch.lead import LeaderLock
+    from deeplink.scheduler.watch.leader_lock import LeaderLock
     from deeplink.scheduler.watch.observer import Observer
     from deeplink.scheduler.watch.verdict import Verdict
 
@@ -200,7 +200,7 @@ class Daemon:
         else:
             self.observer.book.trust(now)
         if self._ledger.hear_doubt(doubt):
-            self.metrics.verdicts.labels(IncidentKind.SELF_IN_DOUBT).inc()
+            self.metrics.verdicts.labels(IncidentKind.WATCHDOG_PARTITIONED).inc()
         if not doubt:
             for verdict in verdicts:
                 self._handle(self._ledger.named(verdict), sight)
@@ -257,4 +257,4 @@ class Daemon:
 
 
 def _doubt(verdicts: Iterable[Verdict]) -> Verdict | None:
-    return next((verdict for verdict in verdicts if verdict.kind is IncidentKind.SELF_IN_DOUBT), None)
+    return next((verdict for verdict in verdicts if verdict.kind is IncidentKind.WATCHDOG_PARTITIONED), None)

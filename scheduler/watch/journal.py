@@ -1,7 +1,7 @@
 """The journal: what the watchdog and the launchers remember, in one SQLite file that survives being killed.
 
 Every write is one transaction and idempotent: written twice, or begun and cut off by a kill, it leaves what it
-should. The file is opened by one writer (the daemon holds a lock, see `lead`) and any number of readers.
+should. The file is opened by one writer (the daemon holds a lock, see `leader_lock`) and any number of readers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Self
 
 from deeplink.errors import DeepLinkError
 from deeplink.private import PrivateFolderError, check_private_file
-from deeplink.scheduler.watch import filing, rows, statements
+from deeplink.scheduler.watch import incident_dedup, rows, statements
 from deeplink.scheduler.watch.records import Incident, IncidentOutcome, Moment
 from deeplink.scheduler.watch.schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION
+from deeplink.text import printable
 from deeplink.types import NodeName
-from deeplink.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -138,8 +138,8 @@ class Journal:
             db.executemany(statements.PUT_NODE, [rows.of_node(node) for node in beat.node_beats])
             _put_points(db, beat.progress)
             for incident in beat.incidents:
-                filing.put(db, incident)
-            settled = filing.settle(db, attempt, now_unix)
+                incident_dedup.put(db, incident)
+            settled = incident_dedup.settle(db, attempt, now_unix)
         if beat.incidents or settled:
             self._tell_listeners()
 
@@ -151,23 +151,23 @@ class Journal:
     def record_incident(self, incident: Incident, below: Collection[NodeName] = ()) -> Incident:
         """Keep an incident, or add to what is known of it; return what is now on record, with its number.
 
-        One fault is one incident: a second telling of it, under another id, joins the first (`joining`). Where
-        this one blames a switch, what is on record of the loss of the nodes `below` it becomes a part of it.
+        One fault is one incident: a second report of it, under another id, joins the first (`incident_matching`).
+        Where this one blames a switch, what is on record of the loss of the nodes `below` it becomes a part of it.
         """
         with self._transaction(durable=True) as db:
-            kept = filing.put(db, incident, below)
+            kept = incident_dedup.put(db, incident, below)
         self._tell_listeners()
         return kept
 
     def record_moment(self, incident: str, unix: float, what: str) -> None:
         """Add to the timeline of the incident of this id, if it is on record."""
         with self._transaction() as db:
-            filing.put_moment(db, incident, Moment(unix, what))
+            incident_dedup.put_moment(db, incident, Moment(unix, what))
 
     def close_incidents(self, job: int, outcome: IncidentOutcome, now_unix: float = 0.0) -> None:
         """Give every open incident of a job its end: the job's own, which it had at `now_unix`."""
         with self._transaction(durable=True) as db:
-            found = filing.close(db, job, outcome, now_unix)
+            found = incident_dedup.close(db, job, outcome, now_unix)
         if found:
             self._tell_listeners()
 
@@ -177,7 +177,7 @@ class Journal:
             begun = db.execute(statements.PUT_ACTION, rows.of_action(action)).rowcount == 1
             if begun:
                 what = f"begun: {action.remedy}{f' of {action.node}' if action.node else ''}"
-                filing.put_moment(db, action.incident, Moment(action.began_unix, what))
+                incident_dedup.put_moment(db, action.incident, Moment(action.began_unix, what))
             return begun
 
     def end_action(self, key: str, result: str, now_unix: float, acted: Incident | None = None) -> None:
@@ -188,9 +188,11 @@ class Journal:
                 return
             ended = (now_unix, printable(result), key)
             db.execute("UPDATE actions SET done_unix = ?, result = ? WHERE key = ?", ended)
-            filing.put_moment(db, open_one["incident"], Moment(now_unix, f"ended: {open_one['remedy']}: {result}"))
+            incident_dedup.put_moment(
+                db, open_one["incident"], Moment(now_unix, f"ended: {open_one['remedy']}: {result}")
+            )
             if acted:
-                filing.put(db, acted)
+                incident_dedup.put(db, acted)
         if acted:
             self._tell_listeners()
 
@@ -314,7 +316,7 @@ class Journal:
             if row is not None or not _has_table(db, "hits"):
                 return rows.to_incident(row) if row else None
             hit = db.execute(statements.HIT_BY_NUMBER, (number,)).fetchone() if number >= 0 else None
-            return filing.find(db, hit["incident"] if hit else name)
+            return incident_dedup.find(db, hit["incident"] if hit else name)
 
     def stacks(self, incident: str) -> tuple[RankStack, ...]:
         """Return where the ranks were, by rank, of the incident of this id; none where nobody asked them."""

@@ -16,7 +16,7 @@ from deeplink.scheduler.watch.rules.doubts import doubts
 from deeplink.scheduler.watch.rules.endings import endings
 from deeplink.scheduler.watch.rules.jobs import Around, about_job
 from deeplink.scheduler.watch.rules.leaks import leaked_gpus
-from deeplink.scheduler.watch.rules.returns import returning
+from deeplink.scheduler.watch.rules.resume import returning
 from deeplink.scheduler.watch.rules.sickness import sick_nodes
 from deeplink.scheduler.watch.rules.slurmds import lost_slurmds
 from deeplink.scheduler.watch.rules.storage import frozen_storage
@@ -32,7 +32,7 @@ def judge(sight: Snapshot, policy: WatchPolicy) -> tuple[Verdict, ...]:
     """Return what is wrong, the gravest first; empty when all is well or too little is known."""
     us = doubts(sight, policy)
     if us:
-        return (Verdict(kind=IncidentKind.SELF_IN_DOUBT, remedy=Remedy.NOTHING, reasons=us),)
+        return (Verdict(kind=IncidentKind.WATCHDOG_PARTITIONED, remedy=Remedy.NOTHING, reasons=us),)
     leaves = silent_leaves(sight.nodes)
     switches = [verdict for leaf in leaves.values() for verdict in about_leaf(leaf, sight, policy, len(leaves))]
     storage = frozen_storage(sight.nodes, sight.jobs, policy)

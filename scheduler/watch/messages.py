@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.watch.merging import MOST_MOMENTS, MOST_STACKS, united, within_bounds
+from deeplink.scheduler.watch.incident_merging import MOST_MOMENTS, MOST_STACKS, united, within_bounds
 from deeplink.scheduler.watch.records import (
     Beat,
     HealthFinding,

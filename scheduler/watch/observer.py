@@ -13,6 +13,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.client import SLURMD_PORT, Slurm
 from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.states import JobState, NodeState
+from deeplink.scheduler.watch.agent_reports import NOTHING_SAID, AgentReport, words
 from deeplink.scheduler.watch.evidence import (
     FORGOTTEN_S,
     TAG,
@@ -26,11 +27,10 @@ from deeplink.scheduler.watch.evidence import (
     targets,
     tense,
 )
-from deeplink.scheduler.watch.hearsay import NOTHING_SAID, AgentReport, words
+from deeplink.scheduler.watch.journal_cache import JournalCache
+from deeplink.scheduler.watch.node_history import BootHistory, HealthHistory, LeakHistory
 from deeplink.scheduler.watch.probing import PROBE_DEADLINE_S, Probing
-from deeplink.scheduler.watch.recall import JournalCache
 from deeplink.scheduler.watch.rules.storage import frozen_storage
-from deeplink.scheduler.watch.tracks import BootHistory, HealthHistory, LeakHistory
 from deeplink.types import JobId
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from deeplink.clock import Clock
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
-    from deeplink.scheduler.watch.book import HeartbeatTable, LauncherHeartbeat
     from deeplink.scheduler.watch.evidence import ProbeResult
+    from deeplink.scheduler.watch.heartbeats import HeartbeatTable, LauncherHeartbeat
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.probe import Address, Prober
     from deeplink.types import NodeName

@@ -11,7 +11,7 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.wording import printable
+from deeplink.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +65,7 @@ class IncidentKind(StrEnum):
     JOB_STRANDED = "job-stranded"
     REQUEUE_HELD = "requeue-held"
     SWITCH_SUSPECT = "switch-suspect"
-    SELF_IN_DOUBT = "self-in-doubt"
+    WATCHDOG_PARTITIONED = "self-in-doubt"
     NODE_BACK = "node-back"
     NODE_SICK = "node-sick"  # its own checks say so
     NODE_CUT_OFF = "node-cut-off"  # it came back with the kernel it had: nobody could reach it, it was not dead
@@ -222,7 +222,7 @@ def incident_id(attempt: Attempt | None, kind: str, what: str = "") -> str:
     """Return the id of an incident: the same facts give the same id, so recording twice changes nothing.
 
     >>> from deeplink.types import Attempt
-    >>> incident_id(Attempt(17, 0, 2), Kind.NODE_DEAD, "n3")
+    >>> incident_id(Attempt(17, 0, 2), IncidentKind.NODE_DEAD, "n3")
     '17.0.2-node-dead-n3'
     """
     return "-".join(part for part in (str(attempt) if attempt else "cluster", kind, what) if part)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.slurm.parse import JobRow
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.observer import Observer
-    from deeplink.scheduler.watch.rewish import RequeueHint, RequeueHints
+    from deeplink.scheduler.watch.requeue_placement import RequeueHint, RequeueHints
     from deeplink.types import NodeName
 
 

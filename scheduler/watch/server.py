@@ -13,8 +13,8 @@ from typing_extensions import override
 from deeplink.plainrpc import TOKEN_HEADER
 from deeplink.scheduler.watch.authorization import IDENTITY, REFUSAL, NotAuthorizedError
 from deeplink.scheduler.watch.evidence import SLURMD
+from deeplink.scheduler.watch.incident_merging import LONGEST_EVIDENCE
 from deeplink.scheduler.watch.journal import JournalError
-from deeplink.scheduler.watch.merging import LONGEST_EVIDENCE
 from deeplink.scheduler.watch.messages import beat_from_wire, finding_from_wire, node_from_wire
 from deeplink.scheduler.watch.records import (
     HealthSeverity,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from deeplink.metrics import WatchMetrics
     from deeplink.scheduler.watch import records
     from deeplink.scheduler.watch.authorization import Authorizer
-    from deeplink.scheduler.watch.book import HeartbeatTable
+    from deeplink.scheduler.watch.heartbeats import HeartbeatTable
     from deeplink.scheduler.watch.journal import Journal
     from deeplink.scheduler.watch.records import HealthFinding
     from deeplink.types import NodeName

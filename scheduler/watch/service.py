@@ -16,17 +16,17 @@ from deeplink.clock import Clock, SystemClock
 from deeplink.metrics import WatchMetrics, serve_metrics
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandMissingError, run
-from deeplink.scheduler.watch.act import Actor
+from deeplink.scheduler.watch.actor import Actor
 from deeplink.scheduler.watch.authorization import Authorizer
 from deeplink.scheduler.watch.bindings import Bindings
-from deeplink.scheduler.watch.book import HeartbeatTable
 from deeplink.scheduler.watch.daemon import Daemon
 from deeplink.scheduler.watch.evidence import WatchPolicy
+from deeplink.scheduler.watch.heartbeats import HeartbeatTable
 from deeplink.scheduler.watch.identity import TokenMint
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.lead import leading
+from deeplink.scheduler.watch.leader_lock import leading
+from deeplink.scheduler.watch.notify.deadman import beating
 from deeplink.scheduler.watch.notify.notifier import notifying
-from deeplink.scheduler.watch.notify.pulse import beating
 from deeplink.scheduler.watch.observer import COMMAND_S, Observer
 from deeplink.scheduler.watch.probe import TcpProber
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from grpc_health.v1.health import HealthServicer
 
-    from deeplink.scheduler.watch.heirs import Resubmitter
-    from deeplink.scheduler.watch.lead import LeaderLock
+    from deeplink.scheduler.watch.leader_lock import LeaderLock
     from deeplink.scheduler.watch.notify.channels import Channel
-    from deeplink.scheduler.watch.rewish import RequeueHints
+    from deeplink.scheduler.watch.requeue_placement import RequeueHints
+    from deeplink.scheduler.watch.resubmit import Resubmitter
 
 STOP_GRACE_S = 1.0
 

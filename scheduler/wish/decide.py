@@ -15,7 +15,7 @@ from deeplink.scheduler.placement.search import place
 from deeplink.scheduler.wish.decision import Decision, HintKind, NodeChoice, Why
 from deeplink.scheduler.wish.room import CannotRunError, Rooms, partition_of, rooms_of
 from deeplink.scheduler.wish.scale import MachineSpeeds, Scale, scale_of
-from deeplink.wording import counted, listed
+from deeplink.text import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -41,7 +41,7 @@ class Weighed:
     """A decision, and what Slurm's own choice of nodes can be weighed by.
 
     Attributes:
-        decision: NODES means: to be tried with Slurm first (`settle`).
+        decision: NODES means: to be tried with Slurm first (`dry_run_check`).
         cluster, request: what was weighed; None where nothing was.
         scale: by what.
     """

@@ -13,8 +13,8 @@ from deeplink.scheduler.slurm.command import CommandTimeoutError
 from deeplink.scheduler.wish.amounts import time_text
 from deeplink.scheduler.wish.decide import Surroundings, decide, unasked
 from deeplink.scheduler.wish.decision import Decision, HintKind, Why
+from deeplink.scheduler.wish.dry_run_check import tried
 from deeplink.scheduler.wish.scale import MachineSpeeds
-from deeplink.scheduler.wish.settle import tried
 from deeplink.scheduler.wish.shapes import other_shapes
 from deeplink.scheduler.wish.submitting import alone
 from deeplink.scheduler.wish.survey import Sources, survey
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from deeplink.scheduler.wish.decide import Weighed
     from deeplink.scheduler.wish.decision import Ask
-    from deeplink.scheduler.wish.settle import Trial
+    from deeplink.scheduler.wish.dry_run_check import Trial
     from deeplink.types import NodeName
 
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from benchmarks.watchdog import scale
 from deeplink.clock import SystemClock
 from deeplink.metrics import WatchMetrics
-from deeplink.scheduler.watch.book import HeartbeatTable
+from deeplink.scheduler.watch.heartbeats import HeartbeatTable
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
 from deeplink.tokens import write_token

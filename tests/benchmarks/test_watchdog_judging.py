@@ -179,7 +179,7 @@ def test_a_node_is_used_again_only_after_the_watchdogs_own_check() -> None:
 
 def test_a_killed_watchdog_that_nobody_misses_is_a_row_that_is_short() -> None:
     killed = BY_NAME["watchdog-killed"]
-    output = "WARNING deeplink.scheduler.launch.chronicle: beat: failed to connect\n"
+    output = "WARNING deeplink.scheduler.launch.event_log: beat: failed to connect\n"
     quiet = dataclasses.replace(GOOD, lines=LINES[:2], incidents=(), output="1.0.0 0 48\n")
     away = dataclasses.replace(GOOD.incidents[0], kind="watchdog-away", node="", attempt="")
     told = dataclasses.replace(quiet, output=output)

@@ -13,7 +13,7 @@ import sys
 import time
 
 from deeplink.config import Config
-from deeplink.scheduler.launch.chronicle import to_watchdog
+from deeplink.scheduler.launch.event_log import to_watchdog
 from deeplink.scheduler.watch.records import Beat, NodeRecord, Phase, ProgressPoint
 from deeplink.types import Attempt, NodeName
 

@@ -17,7 +17,7 @@ from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.parse import JobRow
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.watch.ladder import NEXT_SECOND_S
+from deeplink.scheduler.watch.recovery_steps import NEXT_SECOND_S
 from tests.waiting import LIMIT_S, until
 
 RANK_SCRIPT = Path(__file__).parent / "light_rank.py"

@@ -21,7 +21,7 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.job_address import JobAddress
 from deeplink.scheduler.slurm.parse import JobRow
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.watch.ladder import NEXT_SECOND_S
+from deeplink.scheduler.watch.recovery_steps import NEXT_SECOND_S
 from tests.cluster.jobs import Job, folder_of, submit
 from tests.cluster.test_watch import BEATING, Watch, watch  # noqa: F401 - a fixture
 from tests.waiting import LIMIT_S, until

@@ -21,7 +21,7 @@ from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.client import NodeOrder, Slurm
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.wording import printable
+from deeplink.text import printable
 from tests.cluster.jobs import submit
 from tests.hostile import NAMES
 from tests.waiting import LIMIT_S

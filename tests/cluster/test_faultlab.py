@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.watchdog.playing import play
 from benchmarks.watchdog.scenarios import BY_NAME, After
-from deeplink.listening import ABOVE
+from deeplink.bind_errors import ABOVE
 from deeplink.scheduler.sandbox.cluster import Options, Sandbox
 from deeplink.scheduler.sandbox.errors import NotFreezableError
 from deeplink.scheduler.sandbox.lab import record

@@ -10,7 +10,7 @@ import pytest
 from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.scheduler.slurm.command import Finished
-from deeplink.wording import printable
+from deeplink.text import printable
 from tests.cluster.jobs import submit
 from tests.waiting import LIMIT_S, until
 

@@ -25,9 +25,9 @@ from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.parse import NodeRow
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.watch.act import Actor
-from deeplink.scheduler.watch.book import HeartbeatTable
+from deeplink.scheduler.watch.actor import Actor
 from deeplink.scheduler.watch.evidence import ProbeResult, WatchPolicy
+from deeplink.scheduler.watch.heartbeats import HeartbeatTable
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.observer import Observer
 from deeplink.scheduler.watch.probe import Address
@@ -281,7 +281,7 @@ def test_a_hung_job_is_requeued_elsewhere_when_every_node_answers(watch: Watch) 
 FORGE = """
 import sys
 from deeplink.config import Config
-from deeplink.scheduler.launch.chronicle import to_watchdog
+from deeplink.scheduler.launch.event_log import to_watchdog
 from deeplink.scheduler.watch.records import Beat, Phase
 from deeplink.types import Attempt, NodeName
 

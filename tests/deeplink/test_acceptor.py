@@ -13,8 +13,8 @@ import pytest
 
 from deeplink.acceptor import Acceptor
 from deeplink.admission import ConnectionBounds
+from deeplink.bind_errors import listening_socket
 from deeplink.clock import SystemClock
-from deeplink.listening import listening_socket
 from deeplink.plainrpc import framing
 from deeplink.plainrpc.framing import FrameType, frame
 from deeplink.plainrpc.hpack import request_head

@@ -19,13 +19,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from deeplink.agent import Agent, AgentSettings
+from deeplink.bind_errors import PortBusyError
 from deeplink.cache.packer import pack
 from deeplink.config import Config
-from deeplink.listening import PortBusyError
 from deeplink.metrics import MetricsBindError
 from deeplink.runtokens import token_of
+from deeplink.scheduler.launch.agent_endpoint import SEATS_VARIABLE, packed_seats
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.seats import SEATS_VARIABLE, packed_seats
 from deeplink.types import Attempt, NodeName
 from deeplink.v1 import cache_pb2, cache_pb2_grpc, node_pb2, node_pb2_grpc
 from deeplink.wire import open_channel

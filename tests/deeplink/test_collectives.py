@@ -10,7 +10,7 @@ from torch import distributed
 
 from deeplink import collectives
 from deeplink.collectives import LONGEST, TextLengthError, broadcast_text, gathered_texts
-from tests.deeplink.checkpoints.test_parts import leave
+from tests.deeplink.checkpoints.test_multirank_save import leave
 from tests.deeplink.checkpoints.test_resuming import run
 from tests.deeplink.checkpoints.trainings import joined
 

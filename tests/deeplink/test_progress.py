@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deeplink import progress, vitals
+from deeplink import process_metrics, progress
 from deeplink.clock import SystemClock
 from deeplink.plainrpc import PlainConnection
 from deeplink.progress import Destination, Reporter, destination
@@ -36,7 +36,7 @@ REPORT = "/deeplink.v1.Node/Report"
 @pytest.fixture(autouse=True)
 def no_vitals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers that other tests left alive count for nothing here."""
-    monkeypatch.setattr(vitals, "of_process", vitals.Vitals())
+    monkeypatch.setattr(process_metrics, "of_process", process_metrics.Vitals())
 
 
 class Agent:

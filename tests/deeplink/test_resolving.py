@@ -98,7 +98,7 @@ def test_many_callers_ask_one_question_and_what_comes_late_is_kept(monkeypatch: 
 INSIDE = """
 import socket, sys
 from pathlib import Path
-from deeplink.scheduler.watch.line import Line
+from deeplink.scheduler.watch.watchdog_client import Line
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 from deeplink.wire import bound_server
 
@@ -139,7 +139,7 @@ def test_the_watchdog_is_told_though_the_name_server_swallows_every_question(tmp
     token = tmp_path / "token"
     token.write_text("secret")
     token.chmod(0o600)
-    inside = f"from deeplink.attending import CALL_S\n{INSIDE}"
+    inside = f"from deeplink.node_heartbeat import CALL_S\n{INSIDE}"
     enter = [
         "unshare",
         "--net",

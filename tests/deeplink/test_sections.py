@@ -137,7 +137,7 @@ def test_outside_of_a_job_it_does_nothing() -> None:
 def test_who_has_the_signal_keeps_it(tmp_path: Path) -> None:
     program = f"""
 import pathlib, signal
-from deeplink.answering import answer_in
+from deeplink.stack_signal import answer_in
 signal.signal({ASKING}, lambda *_: None)
 print(answer_in(pathlib.Path({str(tmp_path)!r})))
 """
@@ -150,7 +150,7 @@ print(answer_in(pathlib.Path({str(tmp_path)!r})))
 def test_a_folder_that_cannot_be_written_is_no_trouble(tmp_path: Path) -> None:
     # In a process of its own: this one may answer already.
     program = (
-        f"import pathlib, deeplink.answering as a\nprint(a.answer_in(pathlib.Path({str(tmp_path / 'none')!r})))"
+        f"import pathlib, deeplink.stack_signal as a\nprint(a.answer_in(pathlib.Path({str(tmp_path / 'none')!r})))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=False

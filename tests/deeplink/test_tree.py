@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from deeplink.cache.catalog import Catalog, PackRecord
 from deeplink.cache.errors import BadKeyError, DatasetMissingError, DatasetNameError
 from deeplink.cache.index import Index, IndexContent, ShardEntry, write_index
+from deeplink.copy_out import planned
 from deeplink.filesystem import DeepLinkFileSystem
-from deeplink.getting import planned
 from deeplink.library import DatasetNotFoundError, Library, forget_open_datasets
 from deeplink.path import DatasetPath, VersionAmbiguousError, resolved_version
 from deeplink.tree import DatasetTree

@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from typing_extensions import override
 
 from deeplink.agent import Agent, AgentSettings
+from deeplink.bind_errors import PortBusyError
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import AppendError, PlacementError, SampleUnavailableError
 from deeplink.cache.holding.fillclient import evict, fill
@@ -27,7 +28,6 @@ from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
 from deeplink.clock import Clock, SystemClock
 from deeplink.config import Config
-from deeplink.listening import PortBusyError
 from deeplink.types import ShardId, Version
 from tests.faults.disks import flip
 from tests.faults.processes import Nodes

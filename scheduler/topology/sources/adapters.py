@@ -40,7 +40,7 @@ def host_of(said: str, storage: tuple[str, ...]) -> AdapterHost:
     """Tell whose an adapter is from its description.
 
     >>> host_of("gpu-01 mlx5_5", ())
-    Host(name='gpu-01', label='mlx5_5', role=<Role.COMPUTE: 'compute'>)
+    AdapterHost(name='gpu-01', label='mlx5_5', role=<Role.COMPUTE: 'compute'>)
     >>> host_of("oss3 HCA-1", ()).role.value, host_of("MT4129 ConnectX7   Mellanox Technologies", ()).role.value
     ('storage', 'unnamed')
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.topology.finding import TopologyFindingKind
 from deeplink.scheduler.topology.network import Node
 from deeplink.scheduler.topology.sources.gathering import GraphBuilder, Reading
-from deeplink.wording import counted
+from deeplink.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

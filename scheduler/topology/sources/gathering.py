@@ -11,7 +11,7 @@ from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.nodeset import at_most, unfold
 from deeplink.scheduler.topology.finding import TopologyFinding, TopologyFindingKind
 from deeplink.scheduler.topology.network import Cable, FabricLink, Network, Node, Other, Switch
-from deeplink.wording import counted
+from deeplink.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -19,8 +19,8 @@ from deeplink.scheduler.topology.finding import TopologyFindingKind
 from deeplink.scheduler.topology.network import Cable, End, Node, Other, Role, Switch
 from deeplink.scheduler.topology.sources.adapters import UNSET, AdapterHost, family, host_of, most_common
 from deeplink.scheduler.topology.sources.gathering import GraphBuilder, Reading, is_name, short, without_domains
+from deeplink.text import counted, listed
 from deeplink.types import NodeName
-from deeplink.wording import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

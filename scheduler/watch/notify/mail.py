@@ -11,7 +11,7 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
-from deeplink.scheduler.watch.notify.trying import NotSentError, cut_off, trust
+from deeplink.scheduler.watch.notify.delivery import NotSentError, cut_off, trust
 from deeplink.tokens import read_token
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deeplink.scheduler.watch.costs import cost
+from deeplink.scheduler.watch.incident_json import document
 from deeplink.scheduler.watch.notify.news import gravity
 from deeplink.scheduler.watch.records import IncidentOutcome
-from deeplink.scheduler.watch.telling import document
-from deeplink.wording import counted, printable
+from deeplink.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

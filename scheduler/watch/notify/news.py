@@ -31,7 +31,7 @@ _CRITICAL = frozenset(
     {
         IncidentKind.JOB_STRANDED,
         IncidentKind.SWITCH_SUSPECT,
-        IncidentKind.SELF_IN_DOUBT,
+        IncidentKind.WATCHDOG_PARTITIONED,
         IncidentKind.APPLICATION_FAILED,
         IncidentKind.STORAGE_FROZEN,
     }

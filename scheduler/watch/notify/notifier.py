@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch.journal import JournalError
+from deeplink.scheduler.watch.notify.delivery import NotSentError
+from deeplink.scheduler.watch.notify.delivery_queue import sender
 from deeplink.scheduler.watch.notify.message import message
 from deeplink.scheduler.watch.notify.pacing import Pacer, Turn
-from deeplink.scheduler.watch.notify.sending import sender
-from deeplink.scheduler.watch.notify.trying import NotSentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.slurm.command import DEVNULL, TimeoutExpired, kill_group, spawn
-from deeplink.scheduler.watch.notify.trying import LONGEST_ANSWER, NotSentError
+from deeplink.scheduler.watch.notify.delivery import LONGEST_ANSWER, NotSentError
 
 if TYPE_CHECKING:
     from deeplink.scheduler.watch.notify.channels import Program

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.watch.notify.channels import checked_url
-from deeplink.scheduler.watch.notify.trying import NotSentError, cut_off, trust
+from deeplink.scheduler.watch.notify.delivery import NotSentError, cut_off, trust
 from deeplink.tokens import read_token
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.evidence import ProbeResult
 from deeplink.scheduler.watch.records import IncidentKind
-from deeplink.scheduler.watch.rules.seen import jobs_on, long_away, needs_rescue
+from deeplink.scheduler.watch.rules.queries import jobs_on, long_away, needs_rescue
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.slurm.states import HELD, LAUNCH_FAILED, JobState
 from deeplink.scheduler.watch.records import IncidentKind, Phase
 from deeplink.scheduler.watch.rules.agents import be_patient
+from deeplink.scheduler.watch.rules.queries import answers, is_lost, missed, waits_for
 from deeplink.scheduler.watch.rules.reboots import began_anew, beyond_help, rebooted
-from deeplink.scheduler.watch.rules.seen import answers, is_lost, missed, waits_for
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
 if TYPE_CHECKING:

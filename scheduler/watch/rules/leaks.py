@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.records import IncidentKind
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
-from deeplink.wording import counted, listed
+from deeplink.text import counted, listed
 
 if TYPE_CHECKING:
     from deeplink.scheduler.watch.evidence import Snapshot, WatchPolicy

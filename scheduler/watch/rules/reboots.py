@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.watch.evidence import FORGOTTEN_S, HEARD_SINCE_S
-from deeplink.scheduler.watch.rules.seen import answers
+from deeplink.scheduler.watch.rules.queries import answers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.watch.evidence import MOUNT
 from deeplink.scheduler.watch.records import IncidentKind
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
-from deeplink.wording import listed
+from deeplink.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from deeplink.scheduler.watch.evidence import ProbeResult
 from deeplink.scheduler.watch.records import IncidentKind
 from deeplink.scheduler.watch.rules.deaths import node_remedy
-from deeplink.scheduler.watch.rules.seen import long_away
+from deeplink.scheduler.watch.rules.queries import long_away
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 
 if TYPE_CHECKING:

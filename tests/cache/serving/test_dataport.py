@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from deeplink.bind_errors import ABOVE
 from deeplink.cache import server
 from deeplink.cache.errors import MemberDamagedError, MemberError
 from deeplink.cache.packer import pack
@@ -20,7 +21,6 @@ from deeplink.cache.remote.transport import Places, PlainTransport
 from deeplink.cache.server import CacheServicer
 from deeplink.cache.serving.dataport import data_server
 from deeplink.clock import SystemClock
-from deeplink.listening import ABOVE
 from deeplink.plainrpc.serving import ServerLimits
 from deeplink.types import Member, NodeName, ShardId, format_members
 from deeplink.v1 import cache_pb2

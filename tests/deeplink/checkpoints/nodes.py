@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deeplink import keeping_copies, wire
+from deeplink import checkpoint_replicas, wire
 from deeplink.clock import SystemClock
 from deeplink.config import Config
 from deeplink.scheduler.node.servicer import Bulletin
@@ -66,7 +66,7 @@ class Nodes:
         settings = Settings(NodeName(node), self.token, self.store(node), self.config)
 
         def register(server: grpc.Server) -> list[str]:
-            return [keeping_copies.served(settings, server, bulletin.learn, SystemClock())]
+            return [checkpoint_replicas.served(settings, server, bulletin.learn, SystemClock())]
 
         server = wire.bound_server("127.0.0.1:0", self.token, register)
         server.server.start()

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from typing_extensions import override
 
-from deeplink.checkpoints import Checkpoints, council
+from deeplink.checkpoints import Checkpoints, recovery_agreement
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.agents import run_of
-from deeplink.checkpoints.boards import Board
 from deeplink.checkpoints.entries import CheckpointName, entries
 from deeplink.checkpoints.manifest import CheckpointDamagedError
-from deeplink.checkpoints.parts import SaveGroup
+from deeplink.checkpoints.multirank_save import SaveGroup
+from deeplink.checkpoints.rendezvous import Board
 from deeplink.config import Config
 from deeplink.errors import DeepLinkError
 from deeplink.plainrpc import PlainSilentError
@@ -54,8 +54,8 @@ class Apart(RuleBasedStateMachine):
         self.nodes = Nodes(self.top, count=len(ALL), config=Config(copies_bytes=BUDGET))
         self.keep, self.is_parted = keep, is_parted
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(council, "PERSIST_S", 0.5)  # the shared folder does not come back
-        self.patch.setattr(council, "AGREE_S", 2.0)  # nor does a first rank that has refused
+        self.patch.setattr(recovery_agreement, "PERSIST_S", 0.5)  # the shared folder does not come back
+        self.patch.setattr(recovery_agreement, "AGREE_S", 2.0)  # nor does a first rank that has refused
         self.relaunch, self.step = dict.fromkeys(JOBS, -1), 0
         self.ranks: dict[int, list[Checkpoints]] = {}
         for job in JOBS:

@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from deeplink.checkpoints import Checkpoints, CheckpointWriteError, FencedError, mirror
 from deeplink.checkpoints.claims import NO_CLAIM, fresh_names
-from deeplink.checkpoints.hold import FolderOwnership
-from deeplink.checkpoints.meeting import Meeting
+from deeplink.checkpoints.ownership import FolderOwnership
+from deeplink.checkpoints.upload_barrier import Meeting
 from deeplink.clock import ManualClock
 from deeplink.types import Attempt
 from tests.waiting import LIMIT_S

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from deeplink.checkpoints import Checkpoints, PartsMissingError, SaveAbandonedError, boards, inspection
+from deeplink.checkpoints import Checkpoints, PartsMissingError, SaveAbandonedError, inspection, rendezvous
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.boards import Board
-from deeplink.checkpoints.parts import SaveGroup
+from deeplink.checkpoints.multirank_save import SaveGroup
+from deeplink.checkpoints.rendezvous import Board
 from deeplink.checkpoints.saving import Saver
 from deeplink.errors import DeepLinkError
 from deeplink.plainrpc import PlainSilentError
 from deeplink.types import Attempt
 from tests.deeplink.checkpoints.nodes import Nodes
-from tests.deeplink.checkpoints.test_parts import Model, distributed, leave
+from tests.deeplink.checkpoints.test_multirank_save import Model, distributed, leave
 from tests.waiting import LIMIT_S, until
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def test_a_part_stays_where_a_node_does_not_hear_that_all_are_there(
         return take(board, kind, of=of)
 
     monkeypatch.setattr(Board, "take", took_late)
-    monkeypatch.setattr(boards, "_RETRY_S", 0.0)
+    monkeypatch.setattr(rendezvous, "_RETRY_S", 0.0)
     for rank, checkpoints in enumerate(ranks):
         checkpoints.save_state({"mine": torch.full((10,), 20.0 + rank)}, step=2, spread="each")
     for checkpoints in ranks[:3]:

@@ -17,21 +17,21 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink import keeping_copies, wire
+from deeplink import checkpoint_replicas, wire
 from deeplink.checkpoints import (
     CheckpointDamagedError,
     Checkpoints,
     CheckpointWriteError,
     FencedError,
     StorageSilentError,
-    council,
+    recovery_agreement,
 )
 from deeplink.checkpoints.claims import Claim, Claims, claim_of, claim_text
 from deeplink.checkpoints.copies import FORGET_S, Copies, NoRoomError, NoSuchRunError
-from deeplink.checkpoints.council import NoAgreementError
 from deeplink.checkpoints.fetching import There
 from deeplink.checkpoints.manifest import FileEntry, Manifest, manifest_of, manifest_text
 from deeplink.checkpoints.partners import partners
+from deeplink.checkpoints.recovery_agreement import NoAgreementError
 from deeplink.checkpoints.saving import withdraw_if_late
 from deeplink.clock import ManualClock, SystemClock
 from deeplink.config import Config
@@ -492,7 +492,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_copy_is_left_as_it_was(
         (into / "half").write_bytes(b"x" * 1000)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(keeping_copies, "fetch_files", full)
+    monkeypatch.setattr(checkpoint_replicas, "fetch_files", full)
     save(checkpoints, 2)
     checkpoints.close()
     assert {node: nodes.copies(node) for node in before} == before
@@ -501,7 +501,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_copy_is_left_as_it_was(
 
 def test_a_copy_that_no_thread_could_be_begun_for_is_taken_when_asked_for_again(tmp_path: Path) -> None:
     copies = Copies(tmp_path)
-    keeper = keeping_copies.KeepServicer(
+    keeper = checkpoint_replicas.KeepServicer(
         NodeName("n1"), copies, "token", lambda attempt: attempt, clock=SystemClock(), bytes_per_s=1e9
     )
     request = keep_pb2.TakeRequest(run="0" * 32, name="step-0000000001.a1", node="n0", source="127.0.0.1:1")
@@ -551,7 +551,7 @@ def test_copies_of_a_run_that_was_still_for_long_are_forgotten_and_no_others(tmp
 def test_a_node_whose_ranks_are_silent_is_named(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(council, "GATHER_S", 0.2)
+    monkeypatch.setattr(recovery_agreement, "GATHER_S", 0.2)
     assert begun(nodes, FIRST, "n0", ["n0", "n1"]).latest() is None
     assert "n1 did not say within 0.2 s where checkpoints lie" in caplog.text
 
@@ -605,7 +605,7 @@ def test_agents_that_know_nothing_of_checkpoints_are_done_without(
 def test_nodes_that_may_have_missed_newer_ones_do_not_decide_without_shared_storage(
     nodes: Nodes, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(council, "PERSIST_S", 1.0)
+    monkeypatch.setattr(recovery_agreement, "PERSIST_S", 1.0)
     checkpoints = begun(nodes, FIRST, "n0", ["n0"])
     save(checkpoints, 1)
     checkpoints.close()

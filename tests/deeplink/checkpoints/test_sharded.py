@@ -21,7 +21,7 @@ from deeplink.checkpoints import (
     UnreadableStateError,
 )
 from tests.deeplink.checkpoints import trainings
-from tests.deeplink.checkpoints.test_parts import leave
+from tests.deeplink.checkpoints.test_multirank_save import leave
 from tests.deeplink.checkpoints.test_resuming import run
 from tests.waiting import LIMIT_S
 

@@ -34,7 +34,7 @@ SAVER = """
 import signal, sys, threading
 from pathlib import Path
 from deeplink.checkpoints import Checkpoints, FencedError
-from deeplink.checkpoints.hold import Hold
+from deeplink.checkpoints.ownership import Hold
 from deeplink.types import Attempt
 
 folder, what = Path(sys.argv[1]), sys.argv[2]

@@ -15,10 +15,10 @@ import torch
 from deeplink import plainpickle
 from deeplink.checkpoints import messages, sharded
 from deeplink.checkpoints.agents import JobAgents
-from deeplink.checkpoints.boards import Board
 from deeplink.checkpoints.found import SHARDED, NoStateError, UnmatchedStatesError
 from deeplink.checkpoints.messages import MessageError
-from deeplink.checkpoints.parts import FOLDER, Exchange, SaveGroup, collect_parts
+from deeplink.checkpoints.multirank_save import FOLDER, Exchange, SaveGroup, collect_parts
+from deeplink.checkpoints.rendezvous import Board
 from deeplink.clock import SystemClock
 from deeplink.types import Attempt
 from deeplink.v1 import keep_pb2, saving_pb2

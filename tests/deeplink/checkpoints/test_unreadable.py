@@ -25,12 +25,12 @@ from deeplink.checkpoints import (
     FolderGoneError,
     NothingWholeError,
     StorageUnreadableError,
-    council,
-    hold,
+    ownership,
+    recovery_agreement,
 )
 from deeplink.checkpoints.copies import FORGET_S, Copies, NoRoomError
-from deeplink.checkpoints.council import NoAgreementError
 from deeplink.checkpoints.entries import Retention
+from deeplink.checkpoints.recovery_agreement import NoAgreementError
 from deeplink.checkpoints.saving import tidy
 from deeplink.clock import ManualClock
 from deeplink.errors import DeepLinkError
@@ -113,7 +113,7 @@ def test_what_cannot_be_read_is_no_damage_and_is_raised_as_the_storages_error(
         again.latest()
     assert "Nothing was removed" in raised.value.remedy
     assert steps(three) == [10, 20, 30]
-    assert again._clock.monotonic() - ManualClock().now == pytest.approx(hold.RETRY_S, abs=1)
+    assert again._clock.monotonic() - ManualClock().now == pytest.approx(ownership.RETRY_S, abs=1)
     found = again.latest()
     assert found is not None
     assert found.step == 30
@@ -358,9 +358,9 @@ def test_a_real_process_that_may_not_read_begins_nothing_and_removes_nothing(tmp
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
-    monkeypatch.setattr(council, "PERSIST_S", 1.0)
-    monkeypatch.setattr(council, "GATHER_S", 1.0)
-    monkeypatch.setattr(hold, "RETRY_S", 1.0)
+    monkeypatch.setattr(recovery_agreement, "PERSIST_S", 1.0)
+    monkeypatch.setattr(recovery_agreement, "GATHER_S", 1.0)
+    monkeypatch.setattr(ownership, "RETRY_S", 1.0)
     job = Nodes(tmp_path, count=2)
     yield job
     job.close()
@@ -396,7 +396,7 @@ def test_one_node_that_cannot_read_its_disk_goes_on_from_what_the_others_have(
 
 def unread_shared(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the shared folder hold steps 1 and 2, and the node's disk step 1 alone."""
-    monkeypatch.setattr(council, "PERSIST_S", 5.0)
+    monkeypatch.setattr(recovery_agreement, "PERSIST_S", 5.0)
     with begun(nodes, FIRST, "n0", ["n0"]) as first:
         for step in (1, 2):
             save(first, step)
@@ -423,7 +423,7 @@ def test_what_the_shared_folder_alone_has_and_does_not_give_is_not_gone_on_witho
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, listing: str
 ) -> None:
     unread_shared(nodes, monkeypatch)
-    monkeypatch.setattr(council, "PERSIST_S", 1.0)
+    monkeypatch.setattr(recovery_agreement, "PERSIST_S", 1.0)
     shared, is_begun = str(nodes.root / "shared"), []
 
     def is_refused(event: str, path: str) -> bool:

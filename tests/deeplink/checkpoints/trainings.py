@@ -13,7 +13,7 @@ from torch import nn
 from typing_extensions import override
 
 from deeplink.checkpoints import Checkpoints
-from tests.deeplink.checkpoints.test_parts import leave
+from tests.deeplink.checkpoints.test_multirank_save import leave
 
 if TYPE_CHECKING:
     from collections.abc import Callable

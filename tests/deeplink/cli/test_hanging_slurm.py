@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.cli import main
-from deeplink.scheduler.launch import fleet
+from deeplink.scheduler.launch import agent_pool
 from deeplink.scheduler.sandbox.processes import ProcessId
 
 Fails = Callable[[], tuple[int, str]]
@@ -72,8 +72,8 @@ def test_an_srun_that_hangs_is_named_and_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     program(bin_folder, f"echo $$ >{tmp_path}/pid; exec /bin/sleep 60")
-    monkeypatch.setattr(fleet, "QUIET_S", 0.2)
-    monkeypatch.setattr(fleet, "START_S", 3.0)
+    monkeypatch.setattr(agent_pool, "QUIET_S", 0.2)
+    monkeypatch.setattr(agent_pool, "START_S", 3.0)
     code, said = fails()
     assert code == 1
     assert "srun still hangs" in said

@@ -22,11 +22,11 @@ from deeplink.clock import ManualClock
 from deeplink.config import Config
 from deeplink.scheduler.model.constants import Constants
 from deeplink.scheduler.model.stored import constants_text
-from deeplink.scheduler.planner.ground import PlannerCluster
+from deeplink.scheduler.planner.cluster_state import PlannerCluster
 from deeplink.scheduler.planner.lock import PlannerRunsError, holding, lock_path
 from deeplink.scheduler.planner.loop import Planner
 from deeplink.scheduler.planner.queue import parse_queue
-from deeplink.scheduler.planner.round import Mine
+from deeplink.scheduler.planner.reconcile import Mine
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandMissingError
 from deeplink.scheduler.wish import record

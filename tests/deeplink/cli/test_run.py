@@ -15,7 +15,7 @@ from deeplink.cli import cli
 from deeplink.errors import DeepLinkError
 from deeplink.scheduler.launch.backend import NoAllocationError
 from deeplink.scheduler.launch.container import ContainerError
-from deeplink.scheduler.launch.order import LaunchSpec
+from deeplink.scheduler.launch.launch_spec import LaunchSpec
 from deeplink.scheduler.launch.recipes import RECIPES
 from deeplink.scheduler.launch.shape import RankLayoutError
 from deeplink.scheduler.topology.groups import GroupSizeError

@@ -25,7 +25,7 @@ from deeplink.scheduler.model.constants import Constants, LinkSpeed
 from deeplink.scheduler.model.stored import constants_text
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.watch.agreement import BINDINGS, bindings_of
-from deeplink.scheduler.watch.book import HeartbeatTable
+from deeplink.scheduler.watch.heartbeats import HeartbeatTable
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
 from tests.scheduler.watch.callers import authorizer

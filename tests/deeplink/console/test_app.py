@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
+from deeplink.bind_errors import ListenError, PortBusyError
 from deeplink.console import app as apps
 from deeplink.console.collect import Collector, ConsoleSettings
 from deeplink.console.delta import apply
@@ -20,7 +21,6 @@ from deeplink.console.errors import BindFormatError, BindRefusedError
 from deeplink.console.guard import Access
 from deeplink.console.run import run
 from deeplink.console.serve import listen, parse_address
-from deeplink.listening import ListenError, PortBusyError
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import Incident

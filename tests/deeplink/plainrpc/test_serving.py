@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeplink import wire
+from deeplink.bind_errors import PortBusyError
 from deeplink.clock import SystemClock
-from deeplink.listening import PortBusyError
 from deeplink.plainrpc import (
     CallRefusedError,
     PlainBusyError,

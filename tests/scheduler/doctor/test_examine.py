@@ -22,7 +22,7 @@ from deeplink.scheduler.doctor.finding import DoctorSeverity
 from deeplink.scheduler.slurm.command import CommandError, CommandMissingError
 from deeplink.scheduler.slurm.states import NodeFlag, NodeState
 from deeplink.scheduler.watch.agreement import asked_watchdog
-from deeplink.scheduler.watch.book import HeartbeatTable
+from deeplink.scheduler.watch.heartbeats import HeartbeatTable
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
 from deeplink.tokens import new_token

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink import vitals
+from deeplink import process_metrics
 from deeplink.scheduler.launch.deadline import (
     END_S,
     LEAD_S,
@@ -25,7 +25,7 @@ def point(step: int, unix: float, metrics: dict[str, float] | None = None, *, ra
 
 
 def saved(step: int, unix: float) -> dict[str, float]:
-    return {vitals.CHECKPOINT_STEP: step, vitals.CHECKPOINT_UNIX: unix}
+    return {process_metrics.CHECKPOINT_STEP: step, process_metrics.CHECKPOINT_UNIX: unix}
 
 
 def test_who_never_said_how_far_it_is_is_told_nothing() -> None:

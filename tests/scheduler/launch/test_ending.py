@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from deeplink.clock import ManualClock
-from deeplink.scheduler.launch.account import Account
-from deeplink.scheduler.launch.chronicle import Chronicle, EventSink
+from deeplink.scheduler.launch.agent_pool import AgentPool
 from deeplink.scheduler.launch.ending import ORDER_S, Ending
+from deeplink.scheduler.launch.event_log import Chronicle, EventSink
 from deeplink.scheduler.launch.failure import Cause, RelaunchLimits
-from deeplink.scheduler.launch.fleet import AgentPool
 from deeplink.scheduler.launch.history import Log, file_of
 from deeplink.scheduler.launch.progress import Progress
 from deeplink.scheduler.launch.slurm import ANSWER_S, LOOK_AGAIN_S, SlurmBackend
+from deeplink.scheduler.launch.status_reporter import StatusReporter
 from deeplink.scheduler.launch.verdict import AttemptVerdict, NextMove
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import COMMAND_TIMEOUT_S, CommandError
@@ -114,7 +114,7 @@ class Run:
             slurm=Slurm(controller),
             clock=self.clock,
         )
-        self.account = Account(
+        self.account = StatusReporter(
             backend, AgentPool(NoAgents(), lambda _: "", self.clock), self.chronicle, self.clock
         )
         return Ending(

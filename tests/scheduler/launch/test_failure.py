@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deeplink.scheduler.launch.agent_monitor import Silence
 from deeplink.scheduler.launch.failure import (
     Cause,
     Failed,
@@ -21,7 +22,6 @@ from deeplink.scheduler.launch.failure import (
     stop_for,
 )
 from deeplink.scheduler.launch.verdict import AttemptEvidence, RelaunchPolicy, decide
-from deeplink.scheduler.launch.watched import Silence
 from deeplink.scheduler.watch.records import HealthFinding, HealthSeverity, IncidentKind
 from deeplink.types import NodeName
 

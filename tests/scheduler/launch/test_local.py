@@ -22,8 +22,8 @@ from deeplink.clock import SystemClock
 from deeplink.config import load_config
 from deeplink.scheduler.launch.failure import RelaunchLimits
 from deeplink.scheduler.launch.job import run_job
+from deeplink.scheduler.launch.launch_spec import LaunchSpec
 from deeplink.scheduler.launch.local import LocalBackend
-from deeplink.scheduler.launch.order import LaunchSpec
 from deeplink.scheduler.launch.verdict import AGAIN_CODE, RelaunchPolicy
 from deeplink.scheduler.sandbox.processes import ProcessId
 from deeplink.scheduler.watch.journal import Journal

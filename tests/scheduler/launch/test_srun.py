@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.clock import ManualClock
-from deeplink.scheduler.launch.outside import TERMINATED
+from deeplink.scheduler.launch.external_events import TERMINATED
 from deeplink.scheduler.launch.srun import TAKEN_S, TRY_AGAIN_S, UNANSWERED_S, OwnStep, SlurmRanks
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError

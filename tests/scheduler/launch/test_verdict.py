@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deeplink.scheduler.launch.agent_monitor import Silence
 from deeplink.scheduler.launch.failure import Cause, Failed, Setback, Tried
 from deeplink.scheduler.launch.verdict import (
     AGAIN_CODE,
@@ -19,7 +20,6 @@ from deeplink.scheduler.launch.verdict import (
     is_alone,
     too_few,
 )
-from deeplink.scheduler.launch.watched import Silence
 from deeplink.scheduler.watch.records import IncidentKind
 from deeplink.types import NodeName
 
@@ -42,7 +42,7 @@ def seen(active: str, spares: str = "", silent: dict[str, Silence] | None = None
 
 
 def test_all_is_well() -> None:
-    assert decide(seen("a b c", "d"), POLICY).move is NextMove.CARRY_ON
+    assert decide(seen("a b c", "d"), POLICY).move is NextMove.CONTINUE
 
 
 def test_ranks_that_ended_well_ended_well_whoever_is_silent() -> None:
@@ -93,7 +93,7 @@ def test_a_lost_node_and_no_spare_is_stranded() -> None:
 
 def test_a_lost_spare_is_no_reason_to_start_again() -> None:
     verdict = decide(seen("a b c", "d", {"d": GONE}), POLICY)
-    assert (verdict.move, verdict.lost) == (NextMove.REST, ("d",))
+    assert (verdict.move, verdict.lost) == (NextMove.DROP_SPARES, ("d",))
 
 
 def test_no_rank_is_put_on_a_node_in_doubt() -> None:
@@ -102,7 +102,7 @@ def test_no_rank_is_put_on_a_node_in_doubt() -> None:
 
 
 def test_an_agent_too_starved_to_answer_is_not_a_lost_node() -> None:
-    assert decide(seen("a b c", "d", {"b": STARVED}), POLICY).move is NextMove.CARRY_ON
+    assert decide(seen("a b c", "d", {"b": STARVED}), POLICY).move is NextMove.CONTINUE
 
 
 def test_an_agent_that_starves_for_long_is() -> None:
@@ -111,7 +111,7 @@ def test_an_agent_that_starves_for_long_is() -> None:
 
 def test_time_out_of_reach_makes_no_agent_starve() -> None:
     back = Silence(answer_s=31.0, contact_s=0.1, question_s=31.2, deaf_s=0.8)
-    assert decide(seen("a b c", "", {"b": back}), POLICY).move is NextMove.CARRY_ON
+    assert decide(seen("a b c", "", {"b": back}), POLICY).move is NextMove.CONTINUE
 
 
 def test_agents_that_fall_silent_with_most_others_are_let_be_for_as_long_as_their_machines_answer() -> None:
@@ -138,7 +138,7 @@ def test_but_not_for_ever() -> None:
 
 
 def test_the_node_we_run_on_is_alive_since_we_are() -> None:
-    assert decide(seen("a", "", {"a": GONE}, here=NodeName("a")), POLICY).move is NextMove.CARRY_ON
+    assert decide(seen("a", "", {"a": GONE}, here=NodeName("a")), POLICY).move is NextMove.CONTINUE
 
 
 @pytest.mark.parametrize("exited_for_s", [0.0, 0.3, 0.6])
@@ -202,7 +202,7 @@ def test_a_straggler_is_replaced_where_a_spare_is_left() -> None:
     ],
 )
 def test_slow_is_better_than_not_at_all(evidence: AttemptEvidence) -> None:
-    assert decide(evidence, POLICY).move is NextMove.CARRY_ON
+    assert decide(evidence, POLICY).move is NextMove.CONTINUE
 
 
 @pytest.mark.parametrize(
@@ -268,5 +268,5 @@ def test_what_holds_of_every_verdict(evidence: AttemptEvidence) -> None:
         assert evidence.exit_code == 0
     if verdict.move in {NextMove.FAILED, NextMove.GIVE_UP}:
         assert verdict.code
-    if verdict.move is not NextMove.CARRY_ON and verdict.move is not NextMove.SUCCEEDED:
+    if verdict.move is not NextMove.CONTINUE and verdict.move is not NextMove.SUCCEEDED:
         assert verdict.because

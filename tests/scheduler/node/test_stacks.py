@@ -30,7 +30,7 @@ ATTEMPT = Attempt(77, 0, 3)
 RANK = """
 import sys, threading, time
 from pathlib import Path
-from deeplink.answering import answer_in
+from deeplink.stack_signal import answer_in
 
 if sys.argv[1] != "-":
     assert answer_in(Path(sys.argv[1]))

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
-from deeplink.scheduler.planner.ground import SurveyedCluster
+from deeplink.scheduler.planner.cluster_state import SurveyedCluster
 from deeplink.scheduler.planner.queue import Row
-from deeplink.scheduler.planner.round import Deed, HintChange, Memory, Mine, plan
+from deeplink.scheduler.planner.reconcile import Deed, HintChange, Memory, Mine, plan
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.scheduler.wish.binding import marked
 from deeplink.scheduler.wish.decide import Weighed
 from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Why
-from deeplink.scheduler.wish.settle import Trial, tried
+from deeplink.scheduler.wish.dry_run_check import Trial, tried
 from deeplink.scheduler.wish.site import KnownFabric, Ties
 from deeplink.scheduler.wish.state import ClusterState, NodeNow, Partition
 from deeplink.types import JobId, NodeName

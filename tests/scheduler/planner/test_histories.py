@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from typing_extensions import override
 
-from deeplink.scheduler.planner.round import Deed, HintChange
+from deeplink.scheduler.planner.reconcile import Deed, HintChange
 from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Why
 from deeplink.types import NodeName
 from tests.scheduler.planner.simulated import NODES, NOTHING, PATHS, Cluster, Job, Round

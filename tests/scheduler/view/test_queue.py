@@ -14,7 +14,7 @@ from deeplink.scheduler.slurm.parse import SlurmTextError
 from deeplink.scheduler.slurm.separator import PATTERN
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.view.queue import duration_s, parse_queue, queue
-from deeplink.wording import printable
+from deeplink.text import printable
 from tests.hostile import TEXTS
 
 SEPARATOR = "~0a1b2c3d4e5f6071~"

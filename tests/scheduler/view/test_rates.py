@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from deeplink import vitals
+from deeplink import process_metrics
 from deeplink.scheduler.view.rates import ReadRate, Saved, TrainingRate, pace
 from deeplink.scheduler.watch.records import ProgressPoint
 from deeplink.types import Attempt
@@ -53,8 +53,16 @@ def test_what_is_left_follows_from_the_number_of_steps() -> None:
 
 
 def test_reads_and_checkpoints_are_those_that_reports_carry() -> None:
-    numbers = {vitals.LOCAL_SAMPLES: 90.0, vitals.PEER_SAMPLES: 10.0, vitals.SOURCE_SAMPLES: 0.0}
-    saved = {vitals.CHECKPOINT_STEP: 40.0, vitals.CHECKPOINT_UNIX: 9.0, vitals.CHECKPOINT_EVERY: 20.0}
+    numbers = {
+        process_metrics.LOCAL_SAMPLES: 90.0,
+        process_metrics.PEER_SAMPLES: 10.0,
+        process_metrics.SOURCE_SAMPLES: 0.0,
+    }
+    saved = {
+        process_metrics.CHECKPOINT_STEP: 40.0,
+        process_metrics.CHECKPOINT_UNIX: 9.0,
+        process_metrics.CHECKPOINT_EVERY: 20.0,
+    }
     found = pace([point(50, 10.0, **numbers, **saved)])
     assert found.reads == ReadRate(local=90, peer=10, source=0)
     assert found.reads is not None
@@ -64,7 +72,7 @@ def test_reads_and_checkpoints_are_those_that_reports_carry() -> None:
 
 
 def test_the_number_shown_is_the_loss_or_the_first_of_the_users_own() -> None:
-    ours = {vitals.LOCAL_SAMPLES: 1.0, "samples": 3.0}
+    ours = {process_metrics.LOCAL_SAMPLES: 1.0, "samples": 3.0}
     assert (pace([point(1, 1.0, zeta=4.0, **ours)]).metric, pace([point(1, 1.0, zeta=4.0, **ours)]).value) == (
         "zeta",
         4,

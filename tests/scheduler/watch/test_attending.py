@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 
 from deeplink.clock import ManualClock
 from deeplink.metrics import WatchMetrics
-from deeplink.scheduler.watch.book import KEEP_S, HeartbeatTable
+from deeplink.scheduler.watch.agent_reports import AgentReport, words
 from deeplink.scheduler.watch.evidence import WatchPolicy
-from deeplink.scheduler.watch.hearsay import AgentReport, words
+from deeplink.scheduler.watch.heartbeats import KEEP_S, HeartbeatTable
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.records import (
     Beat,

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from deeplink.scheduler.watch.evidence import ProbeResult, WatchPolicy
 from deeplink.scheduler.watch.journal import Journal, JournalError
-from deeplink.scheduler.watch.lead import leading
+from deeplink.scheduler.watch.leader_lock import leading
 from deeplink.scheduler.watch.records import (
     Beat,
     HealthFinding,
@@ -25,7 +25,7 @@ from deeplink.scheduler.watch.records import (
 from deeplink.types import Attempt, NodeName
 from tests.scheduler.slurm.answers import job_answer
 from tests.scheduler.watch.callers import ME
-from tests.scheduler.watch.test_act import Bench, Cluster, UnansweredError, lose
+from tests.scheduler.watch.test_actor import Bench, Cluster, UnansweredError, lose
 
 N1, N3 = NodeName("n1"), NodeName("n3")
 

@@ -34,8 +34,8 @@ from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError, 
 from deeplink.scheduler.slurm.parse import parse_nodes
 from deeplink.scheduler.watch.agreement import asked_watchdog
 from deeplink.scheduler.watch.authorization import Authorizer, NotAuthorizedError
-from deeplink.scheduler.watch.book import HeartbeatTable
 from deeplink.scheduler.watch.evidence import WatchPolicy
+from deeplink.scheduler.watch.heartbeats import HeartbeatTable
 from deeplink.scheduler.watch.identity import (
     PROVED_S,
     Caller,
@@ -46,12 +46,12 @@ from deeplink.scheduler.watch.identity import (
     node_statement,
 )
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.line import WatchdogClient
 from deeplink.scheduler.watch.messages import beat_to_wire
 from deeplink.scheduler.watch.observer import COMMAND_S, OWNER_S, ClusterAnswers, Observer
 from deeplink.scheduler.watch.probe import TcpProber
 from deeplink.scheduler.watch.records import Beat, Phase
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
+from deeplink.scheduler.watch.watchdog_client import WatchdogClient
 from deeplink.tokens import read_token, write_token
 from deeplink.types import Attempt, NodeName
 from deeplink.v1 import watch_pb2, watch_pb2_grpc

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.watch import filing
+from deeplink.scheduler.watch import incident_dedup
 from deeplink.scheduler.watch import journal as journal_module
 from deeplink.scheduler.watch.journal import (
     Journal,
@@ -243,7 +243,7 @@ def test_what_stood_still_is_known_from_the_attempt(journal: Journal) -> None:
 
 
 def test_stacks_are_kept_apart_and_only_of_the_newest(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filing, "KEPT_STACKS", 2)
+    monkeypatch.setattr(incident_dedup, "KEPT_STACKS", 2)
     where = (
         RankStack(rank=1, pid=7, state="S", source="py-spy", text="wait()", flight="[]"),
         RankStack(rank=0, text="it does not answer"),

@@ -1063,7 +1063,7 @@ def test_nothing_is_done_while_we_are_in_doubt(sight: Snapshot, policy: WatchPol
     verdicts = judge(sight, policy)
     if mostly_away or not sight.controller:
         assert all(verdict.remedy is Remedy.NOTHING for verdict in verdicts)
-        assert [verdict.kind for verdict in verdicts] == [IncidentKind.SELF_IN_DOUBT]
+        assert [verdict.kind for verdict in verdicts] == [IncidentKind.WATCHDOG_PARTITIONED]
 
 
 @settings(max_examples=40)

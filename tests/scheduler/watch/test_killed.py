@@ -19,14 +19,14 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.slurm.submitted import Submitted, keep, kept
 from deeplink.scheduler.view.folder import read_events
-from deeplink.scheduler.watch.act import Actor
-from deeplink.scheduler.watch.book import HeartbeatTable
+from deeplink.scheduler.watch.actor import Actor
 from deeplink.scheduler.watch.evidence import WatchPolicy
-from deeplink.scheduler.watch.heirs import Resubmitter
+from deeplink.scheduler.watch.heartbeats import HeartbeatTable
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.ladder import LONGEST_S
 from deeplink.scheduler.watch.observer import Observer
 from deeplink.scheduler.watch.records import ActionRecord, Beat, IncidentKind, Phase, ProgressPoint
+from deeplink.scheduler.watch.recovery_steps import LONGEST_S
+from deeplink.scheduler.watch.resubmit import Resubmitter
 from deeplink.scheduler.watch.verdict import Remedy, Verdict
 from deeplink.types import Attempt, NodeName
 from tests.scheduler.watch.slurm_machine import Job, Killed, Machine

@@ -15,15 +15,15 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
 from deeplink.scheduler.slurm.parse import parse_jobs, parse_nodes
 from deeplink.scheduler.slurm.separator import fresh_separator
-from deeplink.scheduler.watch.book import HeartbeatTable
 from deeplink.scheduler.watch.evidence import ProbeResult, WatchPolicy
+from deeplink.scheduler.watch.heartbeats import HeartbeatTable
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.ladder import NEXT_SECOND_S
 from deeplink.scheduler.watch.observer import ClusterAnswers, Observer
 from deeplink.scheduler.watch.probe import Address
 from deeplink.scheduler.watch.records import Beat, Phase
+from deeplink.scheduler.watch.recovery_steps import NEXT_SECOND_S
 from deeplink.scheduler.watch.release import Releaser
-from deeplink.scheduler.watch.rewish import RequeueHint, RequeueHints
+from deeplink.scheduler.watch.requeue_placement import RequeueHint, RequeueHints
 from deeplink.types import Attempt, NodeName
 from tests.scheduler.slurm.answers import answer, job_answer
 

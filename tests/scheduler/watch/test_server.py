@@ -13,12 +13,17 @@ import pytest
 from google.protobuf import text_format
 from prometheus_client import CollectorRegistry
 
+from deeplink.bind_errors import PortBusyError
 from deeplink.clock import ManualClock
-from deeplink.listening import PortBusyError
 from deeplink.metrics import WatchMetrics
-from deeplink.scheduler.watch.book import HeartbeatTable
+from deeplink.scheduler.watch.heartbeats import HeartbeatTable
+from deeplink.scheduler.watch.incident_merging import (
+    LONGEST_STACK,
+    MOST_MOMENTS,
+    MOST_STACK_CHARACTERS,
+    MOST_STACKS,
+)
 from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.merging import LONGEST_STACK, MOST_MOMENTS, MOST_STACK_CHARACTERS, MOST_STACKS
 from deeplink.scheduler.watch.messages import beat_from_wire, beat_to_wire, incident_from_wire, incident_to_wire
 from deeplink.scheduler.watch.records import (
     Beat,

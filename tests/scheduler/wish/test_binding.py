@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.slurm.nodeset import unfold
-from deeplink.scheduler.watch.remark import ours_in, with_ours
+from deeplink.scheduler.watch.slurm_comment import ours_in_comment, with_our_comment
 from deeplink.scheduler.wish.binding import is_wish, marked, naming, taking_back, unmarked
 from tests.scheduler.wish.clusters import nodes
 
@@ -40,6 +40,6 @@ def test_what_its_user_wrote_stays(comment: str) -> None:
 
 
 def test_the_mark_outlives_what_the_watchdog_writes_beside_it() -> None:
-    held = with_ours(marked("mine", SOME), "deeplink: held")
+    held = with_our_comment(marked("mine", SOME), "deeplink: held")
     assert is_wish(held, SOME)
-    assert ours_in(unmarked(held)) == "deeplink: held"
+    assert ours_in_comment(unmarked(held)) == "deeplink: held"

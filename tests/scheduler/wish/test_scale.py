@@ -15,8 +15,8 @@ from deeplink.scheduler.placement.request import DataResidency
 from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.wish.decide import LEAST_SHARE, Surroundings, Weighed, decide, gains
 from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, NodeChoice, Why
+from deeplink.scheduler.wish.dry_run_check import settle, trial_of, without_wish
 from deeplink.scheduler.wish.scale import Basis, MachineSpeeds
-from deeplink.scheduler.wish.settle import settle, trial_of, without_wish
 from deeplink.scheduler.wish.shapes import other_shapes
 from tests.scheduler.wish.clusters import nodes, now, site
 from tests.waiting import LIMIT_S

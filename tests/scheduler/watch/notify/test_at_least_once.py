@@ -17,10 +17,10 @@ from deeplink.clock import ManualClock
 from deeplink.metrics import WatchMetrics
 from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.notify.channels import Channel, Program
+from deeplink.scheduler.watch.notify.delivery import NotSentError
 from deeplink.scheduler.watch.notify.message import Notification
 from deeplink.scheduler.watch.notify.notifier import GIVE_UP_S, Teller
 from deeplink.scheduler.watch.notify.pacing import ChannelRate
-from deeplink.scheduler.watch.notify.trying import NotSentError
 from tests.scheduler.watch.notify.things import DEAD, dead, recovered
 
 CHANNEL = Channel(

@@ -15,11 +15,11 @@ from deeplink.clock import ManualClock, SystemClock
 from deeplink.metrics import WatchMetrics
 from deeplink.scheduler.watch.journal import Journal, JournalError
 from deeplink.scheduler.watch.notify.channels import Channel, Program, Webhook
+from deeplink.scheduler.watch.notify.delivery import NotSentError
 from deeplink.scheduler.watch.notify.message import Notification
 from deeplink.scheduler.watch.notify.news import NewsFilter
 from deeplink.scheduler.watch.notify.notifier import GIVE_UP_S, LONGEST_PAUSE_S, LOOK_S, Teller, notifying
 from deeplink.scheduler.watch.notify.pacing import ChannelRate
-from deeplink.scheduler.watch.notify.trying import NotSentError
 from deeplink.scheduler.watch.records import Beat, IncidentOutcome, Phase, ProgressPoint
 from deeplink.types import Attempt
 from tests.scheduler.watch.notify.servers import Heard, web

@@ -1,0 +1,655 @@
+"""Listening to agents: real gRPC servers, stopped and frozen."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import grpc
+import pytest
+from typing_extensions import override
+
+from deeplink.clock import ManualClock, SystemClock
+from deeplink.runtokens import RunTokens, token_of
+from deeplink.scheduler.launch.agent_monitor import AgentMonitor
+from deeplink.scheduler.launch.agent_pool import START_S, AgentPool
+from deeplink.scheduler.launch.agent_restart import AgentRestart
+from deeplink.scheduler.launch.backend import AgentsFailedError, NodesLostError, NoSlurmdError
+from deeplink.scheduler.launch.environment import NodeFacts
+from deeplink.scheduler.launch.process import last_line
+from deeplink.scheduler.launch.unheard import Unheard
+from deeplink.scheduler.node.servicer import NodeServicer, add_to
+from deeplink.tokens import new_token
+from deeplink.types import Attempt, NodeName
+from deeplink.v1 import common_pb2, node_pb2
+from deeplink.wire import BoundServer, attempt_to_wire, bound_server
+from tests.waiting import LIMIT_S, until
+
+TOKEN = new_token()
+
+
+def token_of_any(_attempt: Attempt) -> str:
+    """Return what agents of these tests take, whichever attempt it is."""
+    return TOKEN
+
+
+ATTEMPT = Attempt(7, 0, 0)
+
+
+def came_up(
+    fleet: AgentPool,
+    nodes: Collection[NodeName],
+    need: int,
+    *,
+    logs: str,
+    told_to_end: bool = False,
+    unheard: Unheard | None = None,
+) -> bool:
+    silent = unheard or Unheard(lambda _nodes: {}, fleet._clock, 0.0)
+    return fleet.gather(nodes, need, logs=logs, told_to_end=lambda: told_to_end, unheard=silent)
+
+
+@dataclass
+class Agents:
+    """Stands where srun's agents would: what they announce, and that they were ended."""
+
+    said: list[NodeFacts] = field(default_factory=list)
+    code: int | None = None
+    stopped: bool = False
+    words: str = ""
+    starter: str = "srun"
+    doubt: str = "Does it?"
+    gone: frozenset[NodeName] = frozenset()
+
+    def announced(self) -> list[NodeFacts]:
+        said, self.said = self.said, []
+        return said
+
+    def ended(self) -> int | None:
+        return self.code
+
+    def abandon(self) -> None:
+        self.stopped = True
+
+    def last_words(self) -> str:
+        return self.words
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@dataclass
+class Node:
+    facts: NodeFacts
+    server: BoundServer
+    servicer: NodeServicer
+
+
+@pytest.fixture
+def node() -> Iterator[Callable[[str], Node]]:
+    servers: list[BoundServer] = []
+
+    def start(name: str) -> Node:
+        servicer = NodeServicer(NodeName(name), f"core.leaf0.{name}", lambda: node_pb2.StoreStatus(shards=3))
+        bound = bound_server("127.0.0.1:0", TOKEN, lambda server: [add_to(server, servicer)])
+        bound.server.start()
+        servers.append(bound)
+        return Node(NodeFacts(node=name, address=f"127.0.0.1:{bound.port}"), bound, servicer)
+
+    yield start
+    for bound in servers:
+        bound.server.stop(0).wait(LIMIT_S)
+
+
+def gathered(*nodes: Node, late: tuple[str, ...] = ()) -> tuple[AgentPool, Agents]:
+    agents = Agents([one.facts for one in nodes])
+    fleet = AgentPool(agents, token_of_any, SystemClock())
+    names = [NodeName(one.facts.node) for one in nodes] + [NodeName(name) for name in late]
+    assert came_up(fleet, names, len(nodes), logs="the log")
+    return fleet, agents
+
+
+def ticked(fleet: AgentPool, question: Callable[[], bool], bound_s: float = LIMIT_S) -> list[common_pb2.Progress]:
+    end = time.monotonic() + bound_s
+    heard: list[common_pb2.Progress] = []
+    while not question():
+        assert time.monotonic() < end
+        heard += fleet.tick(ATTEMPT)
+        time.sleep(0.02)
+    return heard
+
+
+def report(node: Node, step: int, attempt: Attempt = ATTEMPT) -> None:
+    progress = common_pb2.Progress(rank=0, attempt=attempt_to_wire(attempt), step=step, unix=time.time())
+    node.servicer.bulletin.report(progress)
+
+
+@pytest.mark.parametrize("answers_as", ["another node", "another token"])
+def test_what_is_not_the_agent_is_asked_no_more(node: Callable[[str], Node], answers_as: str) -> None:
+    there = node("n2" if answers_as == "another node" else "n1")
+    token = TOKEN if answers_as == "another node" else new_token()
+    one = AgentMonitor.begun(replace(there.facts, node="n1"), 0.0)
+    one.token = token
+    try:
+        now = 1.0
+        while not one.is_stranger:
+            if one.is_due(now, 0.0):
+                one.ask(node_pb2.StatusRequest(attempt=attempt_to_wire(ATTEMPT)), now)
+            time.sleep(0.01)
+            one.harvest(now, [])
+            now += 0.5
+            assert now < 3000.0
+        assert not one.is_due(now + 100.0, now + 100.0)
+        assert one.heard == 0.0
+    finally:
+        one.close()
+
+
+def test_an_agent_that_has_heard_of_the_next_attempt_first_is_no_stranger() -> None:
+    tokens, following = RunTokens("secret"), replace(ATTEMPT, relaunch=1)
+    servicer = NodeServicer(NodeName("n0"), "", node_pb2.StoreStatus)
+    bound = bound_server("127.0.0.1:0", tokens.is_valid, lambda server: [add_to(server, servicer)])
+    bound.server.start()
+    assert tokens.is_valid(token_of("secret", following)), "from one of its ranks"
+    one = AgentMonitor.begun(NodeFacts(node="n0", address=f"127.0.0.1:{bound.port}"), 0.0)
+    try:
+        one.token = token_of("secret", ATTEMPT)
+        one.ask(node_pb2.StatusRequest(attempt=attempt_to_wire(ATTEMPT)), 1.0)
+        until(one._pending[0][2].done, LIMIT_S)
+        one.token = token_of("secret", following)
+        assert one.harvest(1.5, [])
+        assert not one.is_stranger
+        assert one.is_due(2.0, 0.0)
+        one.ask(node_pb2.StatusRequest(attempt=attempt_to_wire(following)), 2.0)
+        until(one._pending[0][2].done, LIMIT_S)
+        assert not one.harvest(2.5, [])
+        assert one.heard == 2.5
+    finally:
+        one.close()
+        bound.server.stop(0).wait(LIMIT_S)
+
+
+def test_reports_arrive_once_and_in_order(node: Callable[[str], Node]) -> None:
+    one = node("n0")
+    fleet, agents = gathered(one)
+    heard: list[int] = []
+    for step in range(1, 40):
+        report(one, step)
+        heard += [progress.step for progress in fleet.tick(ATTEMPT)]
+        time.sleep(0.03)
+    heard += [progress.step for progress in ticked(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s < 0.1)]
+    end = time.monotonic() + LIMIT_S
+    while heard[-1:] != [39] and time.monotonic() < end:
+        heard += [progress.step for progress in fleet.tick(ATTEMPT)]
+    assert heard == list(range(1, 40))
+    assert fleet.store_of(NodeName("n0")).shards == 3
+    fleet.close()
+    assert agents.stopped
+
+
+class Overtaken(NodeServicer):
+    """Has its answer to the first question ready at once, and gives it when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(NodeName("n0"), "", node_pb2.StoreStatus)
+        self.ready, self.free = threading.Event(), threading.Event()
+
+    @override
+    def Status(self, request: node_pb2.StatusRequest, context: grpc.ServicerContext) -> node_pb2.StatusReply:
+        is_first, reply = not self.ready.is_set(), super().Status(request, context)
+        if is_first:
+            self.ready.set()
+            self.free.wait(LIMIT_S)
+        return reply
+
+
+def test_an_answer_that_a_later_one_overtook_tells_nothing_twice() -> None:
+    servicer, heard = Overtaken(), list[int]()
+    bound = bound_server("127.0.0.1:0", TOKEN, lambda server: [add_to(server, servicer)])
+    bound.server.start()
+    one = Node(NodeFacts(node="n0", address=f"127.0.0.1:{bound.port}"), bound, servicer)
+    report(one, 1)
+    fleet, _ = gathered(one)
+
+    def has_heard(step: int) -> bool:
+        heard.extend(progress.step for progress in fleet.tick(ATTEMPT))
+        return step in heard
+
+    heard += [progress.step for progress in ticked(fleet, servicer.ready.is_set)]
+    (_, _, first), *_ = fleet._nodes[NodeName("n0")]._pending
+    report(one, 2)
+    until(lambda: has_heard(2))
+    servicer.free.set()
+    heard += [progress.step for progress in ticked(fleet, first.done)]
+    report(one, 3)
+    until(lambda: has_heard(3))
+    assert heard == [1, 2, 3]
+    fleet.close()
+    bound.server.stop(0).wait(LIMIT_S)
+
+
+def test_a_launcher_that_stalls_again_and_again_takes_in_what_agents_answer(node: Callable[[str], Node]) -> None:
+    one, clock = node("n0"), ManualClock()
+    fleet = AgentPool(Agents([one.facts]), token_of_any, clock)
+    assert came_up(fleet, [NodeName("n0")], 1, logs="")
+    report(one, 1)
+    end = time.monotonic() + LIMIT_S
+    heard: list[int] = []
+    while 1 not in heard:
+        assert time.monotonic() < end
+        clock.now += 2.0
+        heard += [progress.step for progress in fleet.tick(ATTEMPT)]
+        time.sleep(0.02)
+    fleet.close()
+
+
+def test_for_the_agents_of_many_nodes_more_files_may_be_opened() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    try:
+        for count, is_raised in ((2, False), (1_000, True)):
+            nodes = [NodeName(f"n{number}") for number in range(count)]
+            fleet = AgentPool(Agents(), token_of_any, SystemClock())
+            assert not came_up(fleet, nodes, count, logs="", told_to_end=True)
+            assert (resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 512) is is_raised
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_the_asked_agents_fence_older_attempts(node: Callable[[str], Node]) -> None:
+    one = node("n0")
+    fleet, _ = gathered(one)
+    newer = Attempt(7, 0, 1)
+    end = time.monotonic() + LIMIT_S
+    while one.servicer.bulletin.learn(ATTEMPT) != newer:
+        assert time.monotonic() < end
+        fleet.tick(newer)
+        time.sleep(0.02)
+    fleet.close()
+
+
+def test_a_stopped_agent_falls_silent_and_the_other_does_not(node: Callable[[str], Node]) -> None:
+    one, two = node("n0"), node("n1")
+    fleet, _ = gathered(one, two)
+    two.server.server.stop(0).wait(LIMIT_S)
+    ticked(fleet, lambda: fleet.silence()[NodeName("n1")].contact_s > 1.6)
+    assert fleet.silence()[NodeName("n0")].answer_s < 1.5
+    fleet.close()
+
+
+def test_a_frozen_agent_stays_in_contact() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as frozen:  # its kernel accepts, nobody answers
+        facts = NodeFacts(node="n0", address=f"127.0.0.1:{frozen.getsockname()[1]}")
+        fleet = AgentPool(Agents([facts]), token_of_any, SystemClock())
+        assert came_up(fleet, [NodeName("n0")], 1, logs="")
+        ticked(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s > 2.5)
+        assert fleet.silence()[NodeName("n0")].contact_s < 2.0
+        fleet.close()
+
+
+def test_a_node_that_dies_as_the_agents_come_up_late_is_not_forgiven_in_advance(
+    node: Callable[[str], Node],
+) -> None:
+    one, clock = node("n0"), ManualClock()
+    one.server.server.stop(0).wait(LIMIT_S)
+    agents = Agents()
+    fleet = AgentPool(agents, token_of_any, clock)
+    clock.now += 60.0
+    agents.said = [one.facts]
+    assert came_up(fleet, [NodeName("n0")], 1, logs="")
+    fleet.tick(ATTEMPT)
+    clock.now += 4.0
+    assert fleet.silence()[NodeName("n0")].contact_s >= 4.0
+    fleet.close()
+
+
+def revived_by(step: Agents) -> AgentRestart:
+    return AgentRestart(lambda _nodes: step, SystemClock())
+
+
+def test_a_machine_that_refuses_has_lost_its_agent_and_gets_another(node: Callable[[str], Node]) -> None:
+    one, two, again = node("n0"), node("n1"), Agents()
+    agents = Agents([one.facts, two.facts])
+    fleet = AgentPool(agents, token_of_any, SystemClock(), revived_by(again))
+    n0, n1 = NodeName("n0"), NodeName("n1")
+    assert came_up(fleet, [n0, n1], 2, logs="")
+    ticked(fleet, lambda: fleet.silence()[n1].answer_s < 0.1)
+    two.server.server.stop(0).wait(LIMIT_S)
+    longest = 0.0
+
+    def is_bereft() -> bool:
+        nonlocal longest
+        longest = max(longest, fleet.silence()[n1].contact_s)
+        return fleet.bereft([n0, n1]) == (n1,)
+
+    ticked(fleet, is_bereft)
+    assert longest < 2.0, "it is no lost node meanwhile"
+    assert fleet.revive([n1]) == (n1,)
+    again.said = [node("n1").facts]
+    ticked(fleet, lambda: fleet.silence()[n1].answer_s < 0.1 and not fleet.bereft([n0, n1]))
+    fleet.close()
+
+
+def test_a_machine_that_has_lost_slurmd_too_was_in_no_contact_since_it_refuses(
+    node: Callable[[str], Node],
+) -> None:
+    def start(nodes: Mapping[NodeName, NodeFacts]) -> Agents:
+        raise NoSlurmdError(nodes)
+
+    one, two = node("n0"), node("n1")
+    fleet = AgentPool(
+        Agents([one.facts, two.facts]), token_of_any, SystemClock(), AgentRestart(start, SystemClock())
+    )
+    n0, n1 = NodeName("n0"), NodeName("n1")
+    assert came_up(fleet, [n0, n1], 2, logs="")
+    ticked(fleet, lambda: fleet.silence()[n1].answer_s < 0.1)
+    two.server.server.stop(0).wait(LIMIT_S)
+
+    def is_lost() -> bool:
+        fleet.revive(fleet.bereft([n0, n1]))
+        return fleet.silence()[n1].contact_s > 2.5
+
+    ticked(fleet, is_lost)
+    assert fleet.silence()[n1].answer_s < 5.0, "from the first refusal on"
+    assert fleet.silence()[n0].contact_s < 1.0
+    fleet.close()
+
+
+def test_while_the_starter_ends_all_agents_none_is_missed(node: Callable[[str], Node]) -> None:
+    one = node("n0")
+    agents = Agents([one.facts])
+    fleet = AgentPool(agents, token_of_any, SystemClock(), revived_by(Agents()))
+    n0 = NodeName("n0")
+    assert came_up(fleet, [n0], 1, logs="")
+    ticked(fleet, lambda: fleet.silence()[n0].answer_s < 0.1)
+    one.server.server.stop(0).wait(LIMIT_S)
+    ticked(fleet, lambda: fleet.silence()[n0].answer_s > 2.5)
+    assert fleet.bereft([n0]) == ()
+    agents.code = 143
+    assert fleet.bereft([n0]) == (n0,)
+    fleet.close()
+
+
+def test_a_machine_that_was_out_of_reach_and_refuses_now_was_booted_anew() -> None:
+    n0, callers = NodeName("n0"), [socket.socket() for _ in range(4)]
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        for caller in callers:  # its queue is full: who knocks now gets no answer at all
+            caller.setblocking(False)
+            caller.connect_ex(full.getsockname())
+        facts = NodeFacts(node="n0", address=f"127.0.0.1:{full.getsockname()[1]}")
+        fleet = AgentPool(Agents([facts], code=1), token_of_any, SystemClock(), revived_by(Agents()))
+        assert came_up(fleet, [n0], 1, logs="")
+        ticked(fleet, lambda: fleet.silence()[n0].contact_s > 1.8)
+    ticked(fleet, lambda: fleet.silence()[n0].contact_s > 2.6)
+    assert fleet.bereft([n0]) == ()
+    fleet.close()
+    for caller in callers:
+        caller.close()
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_machine_whose_agent_is_filtered_away_answers_at_slurmds_port(listens: bool) -> None:
+    callers = [socket.socket() for _ in range(4)]
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as full,
+        socket.create_server(("127.0.0.1", 0)) as slurmd,
+    ):
+        for caller in callers:  # its queue is full: no answer comes from the agent's port
+            caller.setblocking(False)
+            caller.connect_ex(full.getsockname())
+        address = slurmd.getsockname()
+        if not listens:
+            slurmd.close()  # refused is an answer, too
+        one = AgentMonitor.begun(NodeFacts(node="n0", address=f"127.0.0.1:{full.getsockname()[1]}"), 1000.0)
+        one.slurmd = address
+        longest, moment = 0.0, 1000.0
+        for _ in range(100):
+            moment += 0.1
+            one.knock(moment, failed=False, may_be_gone=True)
+            time.sleep(0.002)  # what comes over loopback has come by then
+            longest = max(longest, one.silence(moment).contact_s)
+        assert 1.5 < longest < 2.5, "never lost"
+        assert one.silence(moment).deaf_s > 9.0, "and its agent does not answer"
+        before = one.silence(moment).contact_s
+        one.forgive(60.0, moment + 60.0)
+        assert one.silence(moment + 60.0).contact_s == pytest.approx(before), "it was we who did nothing"
+        moment += 60.0
+    for caller in callers:
+        caller.close()
+    for _ in range(30):  # now the agent's port refuses: the machine has lost it, and what ran there
+        moment += 0.1
+        one.knock(moment, failed=True, may_be_gone=True)
+        time.sleep(0.002)
+    assert one.silence(moment).contact_s > 9.0
+    one.close()
+
+
+def test_who_is_in_reach_again_is_asked_at_once_by_a_connection_of_its_own(node: Callable[[str], Node]) -> None:
+    n0, callers, one = NodeName("n0"), [socket.socket() for _ in range(4)], node("n0")
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        port = full.getsockname()[1]
+        for caller in callers:
+            caller.setblocking(False)
+            caller.connect_ex(full.getsockname())
+        fleet = AgentPool(Agents([NodeFacts(node="n0", address=f"127.0.0.1:{port}")]), token_of_any, SystemClock())
+        assert came_up(fleet, [n0], 1, logs="")
+        ticked(fleet, lambda: fleet.silence()[n0].contact_s > 2.6)
+        before = fleet.silence()[n0]
+        assert before.deaf_s > 2.0
+    for caller in callers:
+        caller.close()
+    server = bound_server(f"127.0.0.1:{port}", TOKEN, lambda server: [add_to(server, one.servicer)])
+    server.server.start()
+    ticked(fleet, lambda: fleet.silence()[n0].contact_s < 0.5)
+    assert fleet.silence()[n0].deaf_s < 1.0, "the time out of reach is not the agent's"
+    ticked(fleet, lambda: fleet.silence()[n0].answer_s < 0.5, LIMIT_S)
+    fleet.close()
+    server.server.stop(0).wait(LIMIT_S)
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """As many open files as the launcher of a thousand nodes has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2_048, hard), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1_100)]
+    yield
+    for file in held:
+        os.close(file)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_silent_node_is_knocked_at_though_a_thousand_files_are_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        fleet = AgentPool(
+            Agents([NodeFacts(node="n0", address=f"127.0.0.1:{frozen.getsockname()[1]}")]),
+            token_of_any,
+            SystemClock(),
+        )
+        assert came_up(fleet, [NodeName("n0")], 1, logs="")
+        ticked(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s > 1.8)
+        assert fleet.silence()[NodeName("n0")].contact_s < 1.5
+        fleet.close()
+
+
+def test_time_in_which_we_did_nothing_blames_nobody(node: Callable[[str], Node]) -> None:
+    one, clock = node("n0"), ManualClock()
+    fleet = AgentPool(Agents([one.facts]), token_of_any, clock)
+    assert came_up(fleet, [NodeName("n0")], 1, logs="")
+    fleet.tick(ATTEMPT)
+    clock.sleep(1.6)
+    fleet.tick(ATTEMPT)
+    assert fleet.silence()[NodeName("n0")].answer_s < 1.0
+    fleet.close()
+
+
+def test_a_node_whose_agent_came_up_once_more_on_another_boot_was_booted_anew() -> None:
+    servers: list[BoundServer] = []
+
+    def start(boot: str, *findings: common_pb2.Finding) -> NodeFacts:
+        servicer = NodeServicer(NodeName("n0"), "", node_pb2.StoreStatus, boot_id=boot, health=lambda: findings)
+        servers.append(bound_server("127.0.0.1:0", TOKEN, lambda server: [add_to(server, servicer)]))
+        servers[-1].server.start()
+        return NodeFacts(node="n0", address=f"127.0.0.1:{servers[-1].port}", interface="ib0")
+
+    n0, again = NodeName("n0"), Agents()
+    fleet = AgentPool(
+        Agents([start("first")]), token_of_any, SystemClock(), AgentRestart(lambda _nodes: again, SystemClock())
+    )
+    assert came_up(fleet, [n0], 1, logs="the log")
+    ticked(fleet, lambda: fleet.boot_ids()[n0] == "first")
+    assert not fleet.sick()
+    servers[0].server.stop(0).wait(LIMIT_S)
+    ticked(fleet, lambda: fleet.silence()[n0].answer_s > 0.6)
+    fleet.revive([n0])
+    broken = common_pb2.Finding(check="disk", severity="drain", problem="read-only")
+    again.said = [start("second", broken, common_pb2.Finding(severity="drain"))]
+    ticked(fleet, lambda: fleet.sick() == {n0})
+    assert fleet.rebooted() == {n0}
+    assert [finding.check for finding in fleet.health()[n0]] == ["disk"], "the other one cannot be read"
+    assert abs(fleet.unix()[n0] - SystemClock().unix()) < 60
+    fleet.close()
+    assert again.stopped
+    servers[1].server.stop(0).wait(LIMIT_S)
+
+
+def test_too_few_agents_is_an_error_that_names_the_nodes(node: Callable[[str], Node]) -> None:
+    agents = Agents([node("n0").facts], code=1)
+    fleet = AgentPool(agents, token_of_any, SystemClock())
+    with pytest.raises(AgentsFailedError) as caught:
+        came_up(fleet, [NodeName("n0"), NodeName("n1")], 2, logs="/the/log")
+    assert caught.value.missing == ("n1",)
+    assert "/the/log" in caught.value.remedy
+    fleet.close()
+
+
+def test_who_still_hangs_is_said_early_and_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = AgentPool(Agents(), token_of_any, ManualClock())
+    with pytest.raises(AgentsFailedError, match="srun still hangs") as caught:
+        came_up(fleet, [NodeName("n0")], 1, logs="/the/log")
+    assert caught.value.remedy == "Does it? /the/log has what was said."
+    assert [record.message for record in caplog.records] == [
+        "srun has not started the agents yet, after 10 s. Does it?"
+    ]
+    fleet.close()
+
+
+def test_who_ended_is_quoted(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = AgentPool(Agents(code=1, words="srun: error: no such node"), token_of_any, SystemClock())
+    with pytest.raises(AgentsFailedError, match=r"srun exited 1 .* n0: srun: error: no such node"):
+        came_up(fleet, [NodeName("n0")], 1, logs="")
+    assert not caplog.records
+    fleet.close()
+
+
+def test_who_did_not_come_up_is_quoted_though_the_others_are_up(
+    node: Callable[[str], Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    words, both = "deeplink: /ssd/x: it belongs to user nobody", [NodeName("n0"), NodeName("n1")]
+    fleet = AgentPool(Agents([node("n0").facts], words=words), token_of_any, ManualClock())
+    assert came_up(fleet, both, 1, logs="")
+    assert caplog.messages == [f"going on without agents on n1: {words}"]
+    fleet.close()
+    fleet = AgentPool(Agents([node("n0").facts], words=words), token_of_any, ManualClock())
+    with pytest.raises(AgentsFailedError, match="no node agent came up on n1 within 120 s: deeplink: /ssd/x"):
+        came_up(fleet, both, 2, logs="")
+    fleet.close()
+
+
+def test_a_programs_own_words_count_before_those_of_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "agents.log"
+    before = "deeplink: of the run before\n"
+    log.write_text(before)
+    assert last_line(log, len(before)) == ""
+    log.write_text(f"{before}srun: error: no such node\n\n")
+    assert last_line(log, len(before)) == "srun: error: no such node"
+    log.write_text(f"{before}deeplink: it belongs to nobody\n  Name another.\nsrun: error: n1: task 1: Exited\n")
+    assert last_line(log, len(before)) == "deeplink: it belongs to nobody"
+
+
+@dataclass
+class Answered(Agents):
+    """Agents that are looked at again only once Slurm has answered: the clock does not run ahead of it."""
+
+    unheard: Unheard | None = None
+
+    @override
+    def announced(self) -> list[NodeFacts]:
+        thread = None if self.unheard is None else self.unheard._last._thread
+        if thread is not None:
+            thread.join(LIMIT_S)
+        return super().announced()
+
+
+@pytest.mark.parametrize("code", [None, 1])
+@pytest.mark.parametrize(
+    ("told", "patience_s", "wanted"),
+    [
+        ({"n1": True}, 900.0, NodesLostError),
+        ({"n1": False}, 30.0, NodesLostError),  # as while Slurm's own patience is long
+        ({}, 900.0, AgentsFailedError),
+        (None, 900.0, AgentsFailedError),
+        ({"n0": True}, 900.0, AgentsFailedError),  # which has its agent
+    ],
+)
+def test_a_node_that_slurm_does_not_hear_of_is_lost_and_no_other(
+    node: Callable[[str], Node],
+    told: dict[NodeName, bool] | None,
+    patience_s: float,
+    code: int | None,
+    wanted: type[Exception],
+) -> None:
+    clock, asked = ManualClock(), set[tuple[NodeName, ...]]()
+
+    def ask(nodes: Collection[NodeName]) -> dict[NodeName, bool] | None:
+        asked.add(tuple(nodes))
+        return told
+
+    unheard = Unheard(ask, clock, patience_s)
+    fleet = AgentPool(Answered([node("n0").facts], code=code, unheard=unheard), token_of_any, clock)
+    began = clock.monotonic()
+    with pytest.raises(wanted, match="n1"):
+        came_up(fleet, [NodeName("n0"), NodeName("n1")], 2, logs="", unheard=unheard)
+    assert asked == {("n1",)}
+    if told == {"n1": True}:
+        assert clock.monotonic() - began < START_S, "not waited for"
+    fleet.close()
+
+
+def test_told_to_end_while_agents_start() -> None:
+    fleet = AgentPool(Agents(), token_of_any, SystemClock())
+    assert not came_up(fleet, [NodeName("n0")], 1, logs="", told_to_end=True)
+    fleet.close()
+
+
+def test_a_pressed_agent_is_asked_at_that_moment_however_lately_it_was_asked(node: Callable[[str], Node]) -> None:
+    one, name = node("n0"), NodeName("n0")
+    clock = ManualClock()
+    agents = Agents([one.facts])
+    fleet = AgentPool(agents, token_of_any, clock)
+    assert came_up(fleet, [name], 1, logs="the log")
+
+    def asked_s() -> float:
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
+            fleet.tick(ATTEMPT)
+            if fleet.silence()[name].question_s < 0.05:
+                break
+            time.sleep(0.005)
+        return fleet.silence()[name].question_s
+
+    clock.sleep(1.0)
+    assert asked_s() == 0.0
+    fleet.press(clock.monotonic() + 0.2)
+    clock.sleep(0.1)
+    fleet.tick(ATTEMPT)
+    clock.sleep(0.11)
+    assert asked_s() == 0.0, "well before its next turn"
+    fleet.close()

@@ -1,0 +1,90 @@
+"""What only shows over time, told by rows as Slurm prints them."""
+
+from __future__ import annotations
+
+from deeplink.scheduler.slurm.parse import NodeRow, parse_nodes
+from deeplink.scheduler.watch.agent_reports import AgentReport
+from deeplink.scheduler.watch.evidence import WatchPolicy
+from deeplink.scheduler.watch.node_history import (
+    LEAKS_AGAIN_S,
+    LEAKS_EVERY_S,
+    BootHistory,
+    HealthHistory,
+    LeakHistory,
+    boot_unix,
+)
+from deeplink.scheduler.watch.records import HealthFinding, HealthSeverity
+from deeplink.types import NodeName
+
+N1 = NodeName("n1")
+POLICY = WatchPolicy()
+
+
+def row(
+    boot: str = "2026-11-22T11:30:01", started: str = "2026-11-22T11:30:05", state: str = "IDLE", used: int = 0
+) -> list[NodeRow]:
+    return parse_nodes(
+        f"NodeName=n1 NodeAddr=n1 NodeHostName=n1 State={state} BootTime={boot} SlurmdStartTime={started} "
+        f"Gres=gpu:2 GresUsed=gpu:{used}\n"
+    )
+
+
+def test_a_boot_is_a_later_boot_time_and_a_corrected_clock_is_none() -> None:
+    boots = BootHistory()
+    boots.note(row(), 10.0)
+    assert (boots.age_s(N1, 11.0), boots.anew_s(N1, 11.0)) == (None, None)
+    boots.note(row("2026-11-22T11:30:04"), 12.0)
+    boots.note(row("None"), 13.0)  # after a resume, until it registers
+    boots.note(row("2026-11-22T11:29:00"), 14.0)
+    assert boots.age_s(N1, 15.0) is None
+    boots.note(row("2026-11-22T11:45:00", "2026-11-22T11:45:03"), 20.0)
+    assert (boots.age_s(N1, 21.0), boots.anew_s(N1, 21.0)) == (1.0, 1.0)
+
+
+def test_a_slurmd_is_as_old_as_its_node_says_unless_that_is_still_to_come() -> None:
+    boots, now = BootHistory(), boot_unix("2026-11-22T11:31:05")
+    boots.note(row(started="None"), 9.0)
+    assert boots.slurmd_age_s(N1, now) is None
+    boots.note(row(), 10.0)
+    assert boots.slurmd_age_s(N1, now) == 60.0
+    assert boots.slurmd_age_s(N1, now - 3_600.0) is None, "its clock is ahead of ours"
+
+
+def test_gpus_have_leaked_when_two_counts_find_them_used_on_an_idle_node_without_a_job() -> None:
+    leaks = LeakHistory()
+    assert leaks.due(0.0)
+    leaks.note(row(used=2), (), 0.0)
+    assert leaks.of(N1) == (2, 0.0), "once seen is not yet a leak"
+    assert not leaks.due(LEAKS_AGAIN_S - 1)
+    assert leaks.due(LEAKS_AGAIN_S)
+    leaks.note(row(used=2), (), 70.0)
+    assert leaks.of(N1) == (2, 70.0)
+    leaks.note(row(used=2), {N1}, 80.0)
+    assert leaks.of(N1) == (0, 0.0), "a suspended job has them"
+    for state in ("ALLOCATED", "IDLE+COMPLETING", "DOWN"):
+        leaks.note(row(used=2, state=state), (), 90.0)
+        assert leaks.of(N1) == (0, 0.0)
+    assert not leaks.due(90.0 + LEAKS_EVERY_S - 1)
+    leaks.hasten(91.0)
+    assert leaks.due(91.0 + LEAKS_AGAIN_S)
+
+
+def test_a_node_is_well_as_long_as_its_standing_agent_keeps_saying_so() -> None:
+    wellness = HealthHistory()
+    well = AgentReport((), 1.0, 1.0, "a")
+    sick = AgentReport(
+        (HealthFinding(check="disk", severity=HealthSeverity.COMMENT, problem="slow"),), 1.0, 1.0, "a"
+    )
+    wellness.note({N1}, {N1: well}, 10.0, POLICY)
+    wellness.note({N1}, {N1: well}, 15.0, POLICY)
+    assert wellness.age_s(N1, 20.0) == 10.0
+    for word in (
+        sick,
+        AgentReport((), 60.0, 60.0, "a"),
+        AgentReport((), None, 1.0, "a"),
+        AgentReport((), 1.0, None, "a"),
+    ):
+        wellness.note({N1}, {N1: word}, 21.0, POLICY)
+        assert wellness.age_s(N1, 30.0) == 0.0
+        wellness.note({N1}, {N1: well}, 31.0, POLICY)
+        assert wellness.age_s(N1, 31.0) == 0.0, "anew"
