@@ -47,7 +47,7 @@ from tests.cache.agents import config_below
 def die(progress):
     if progress.shards == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-pack(sys.argv[1], "digits", config=config_below(Path(sys.argv[2])), progress=die)
+pack(sys.argv[1], "digits", config=config_below(Path(sys.argv[2]), shard_bytes=int(sys.argv[3])), progress=die)
 """
 PACK_WITHOUT_ROOM = """
 import resource, signal, sys
@@ -77,9 +77,9 @@ def leftovers(config: Config) -> list[str]:
     return [path.name for path in config.store.iterdir() if path.name.startswith((".packing-", ".draft-"))]
 
 
-def run(script: str, source: Path, root: Path) -> subprocess.CompletedProcess[str]:
+def run(script: str, source: Path, root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", script, str(source), str(root)],
+        [sys.executable, "-c", script, str(source), str(root), *words],
         check=False,
         cwd=ROOT,
         capture_output=True,
@@ -164,7 +164,9 @@ def test_a_changed_file_makes_a_new_version_that_shares_the_other_shards(
 def test_a_killed_packer_leaves_nothing_visible_and_its_rerun_goes_on(
     source: Path, tmp_path: Path, config: Config, files: dict[str, bytes]
 ) -> None:
-    assert run(PACK_AND_DIE, source, tmp_path).returncode == -signal.SIGKILL
+    config = dataclasses.replace(config, shard_bytes=60_000)  # more shards than can be on their way when it is killed
+    ended = run(PACK_AND_DIE, source, tmp_path, str(config.shard_bytes))
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
     with pytest.raises(DatasetMissingError):
         Catalog(config.catalog).latest("digits")
     sealed = set(Store(config.store).ids())
