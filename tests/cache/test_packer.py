@@ -164,7 +164,7 @@ def test_a_changed_file_makes_a_new_version_that_shares_the_other_shards(
 def test_a_killed_packer_leaves_nothing_visible_and_its_rerun_goes_on(
     source: Path, tmp_path: Path, config: Config, files: dict[str, bytes]
 ) -> None:
-    config = dataclasses.replace(config, shard_bytes=60_000)  # more shards than can be on their way when it is killed
+    config = dataclasses.replace(config, shard_bytes=60_000)  # more shards than are on their way when killed
     ended = run(PACK_AND_DIE, source, tmp_path, str(config.shard_bytes))
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     with pytest.raises(DatasetMissingError):
