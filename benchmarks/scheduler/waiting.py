@@ -74,9 +74,9 @@ def _waited(cluster: Sandbox, number: str) -> Waited:
 _LOST = """
 import sys, time, os, pathlib
 from deeplink.scheduler.wish import record
-from deeplink.scheduler.wish.decision import Ask, Decision, Kind, Recorded, Why
+from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Recorded, Why
 state = pathlib.Path(os.path.expanduser("~/.local/state/deeplink"))
-decision = Decision(kind=Kind.NODES, why=Why.FREE_NOW, words="the race to be lost", nodes=("n0", "n4"))
+decision = Decision(kind=HintKind.NODES, why=Why.FREE_NOW, words="the race to be lost", nodes=("n0", "n4"))
 ask = Ask(nodes=2, exclusive=True)
 line = Recorded(unix=time.time(), by="sbatch", ask=ask, decision=decision)
 record.append(record.job_folder(state, sys.argv[1]), line)

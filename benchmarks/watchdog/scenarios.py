@@ -322,7 +322,7 @@ SCENARIOS = (
         after=After.SAME,
         hold_s=2,
         kinds=frozenset({IncidentKind.WATCHDOG_AWAY}),
-        says="chronicle: beat: ",  # what the launcher cannot tell, and why
+        says="event_log: beat: ",  # what the launcher cannot tell, and why
         never=(Never.RESTART, Never.DRAINED, Never.REQUEUED),
     ),
     Scenario(

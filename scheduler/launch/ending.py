@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.backend import Backend
-    from deeplink.scheduler.launch.event_log import Chronicle
+    from deeplink.scheduler.launch.event_log import EventLog
     from deeplink.scheduler.launch.failure import RelaunchLimits
     from deeplink.scheduler.launch.history import Log
     from deeplink.scheduler.launch.status_reporter import StatusReporter
@@ -48,7 +48,7 @@ class Ending:
         self,
         backend: Backend,
         account: StatusReporter,
-        chronicle: Chronicle,
+        chronicle: EventLog,
         *,
         clock: Clock,
         hold: bool | None,

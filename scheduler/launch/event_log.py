@@ -224,7 +224,7 @@ class _Scribe:
                     sys.stderr.flush()
 
 
-class Chronicle:
+class EventLog:
     """Events of one run, told to everybody concerned.
 
     Args:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.agent_pool import AgentPool
     from deeplink.scheduler.launch.environment import Launch
-    from deeplink.scheduler.launch.event_log import Chronicle
+    from deeplink.scheduler.launch.event_log import EventLog
     from deeplink.scheduler.launch.hang_detection import LateRank
     from deeplink.scheduler.launch.launch_spec import LaunchSpec
     from deeplink.types import NodeName
@@ -89,7 +89,7 @@ class Hangs:
     """
 
     def __init__(
-        self, fleet: AgentPool, chronicle: Chronicle, folder: Path, order: LaunchSpec, clock: Clock
+        self, fleet: AgentPool, chronicle: EventLog, folder: Path, order: LaunchSpec, clock: Clock
     ) -> None:
         self._fleet, self._chronicle, self._folder, self._clock = fleet, chronicle, folder, clock
         self._timeout_s = order.step_timeout_s

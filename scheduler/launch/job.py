@@ -18,7 +18,7 @@ from deeplink.scheduler.launch.agent_pool import AgentPool
 from deeplink.scheduler.launch.agent_restart import AgentRestart
 from deeplink.scheduler.launch.backend import NodesLostError
 from deeplink.scheduler.launch.ending import Ending
-from deeplink.scheduler.launch.event_log import Chronicle, EventSink, to_journal, to_watchdog
+from deeplink.scheduler.launch.event_log import EventLog, EventSink, to_journal, to_watchdog
 from deeplink.scheduler.launch.network_discovery import found_network, on_fabric
 from deeplink.scheduler.launch.site import with_domains, with_hcas
 from deeplink.scheduler.launch.status_reporter import StatusReporter
@@ -83,7 +83,7 @@ def run_job(
         stack.enter_context(_forwarding(signals))
         stack.enter_context(own_files_private())
         _make(backend.folder)
-        chronicle = Chronicle(backend.folder, clock, _couriers(backend, config, clock), as_json=as_json)
+        chronicle = EventLog(backend.folder, clock, _couriers(backend, config, clock), as_json=as_json)
         stack.callback(chronicle.close)
         chronicle.event(
             "job-started",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.environment import NodeFacts
-    from deeplink.scheduler.launch.event_log import Chronicle
+    from deeplink.scheduler.launch.event_log import EventLog
     from deeplink.scheduler.launch.launch_spec import LaunchSpec
     from deeplink.scheduler.launch.network import SharedNetwork
     from deeplink.scheduler.launch.site import SiteFabric
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def found_network(
-    facts: Mapping[NodeName, NodeFacts], wanted: str, chronicle: Chronicle
+    facts: Mapping[NodeName, NodeFacts], wanted: str, chronicle: EventLog
 ) -> dict[NodeName, NodeFacts]:
     """Return the nodes with the addresses they are to be reached by.
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.backend import Backend
-    from deeplink.scheduler.launch.event_log import Chronicle
+    from deeplink.scheduler.launch.event_log import EventLog
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
     from deeplink.types import NodeName
 
@@ -101,7 +101,7 @@ class Service:
         self.is_answered = self._last.answered >= began
         return self.word
 
-    def tell(self, chronicle: Chronicle, usable: Collection[NodeName], chosen: Collection[NodeName]) -> None:
+    def tell(self, chronicle: EventLog, usable: Collection[NodeName], chosen: Collection[NodeName]) -> None:
         """Say of each usable node that Slurm has withdrawn what becomes of it.
 
         Args:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.agent_pool import AgentPool
     from deeplink.scheduler.launch.backend import Backend
-    from deeplink.scheduler.launch.event_log import Chronicle
+    from deeplink.scheduler.launch.event_log import EventLog
     from deeplink.scheduler.launch.job_status import JobStatus
     from deeplink.scheduler.watch.records import ProgressPoint
 
@@ -47,7 +47,7 @@ class SlurmMonitor:
         self,
         backend: Backend,
         fleet: AgentPool,
-        chronicle: Chronicle,
+        chronicle: EventLog,
         clock: Clock,
         *,
         margin_s: float | None,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.agent_pool import AgentPool
     from deeplink.scheduler.launch.environment import Launch
-    from deeplink.scheduler.launch.event_log import Chronicle
+    from deeplink.scheduler.launch.event_log import EventLog
     from deeplink.scheduler.watch.records import RankStack
     from deeplink.types import NodeName
 
@@ -114,7 +114,7 @@ class Whereabouts:
         return Question(self._clock.monotonic(), self._fleet.ask_stacks(nodes, request, timeout_s))
 
     def locate(
-        self, steps: Mapping[int, int], folder: Path, chronicle: Chronicle, listen: Callable[[], None]
+        self, steps: Mapping[int, int], folder: Path, chronicle: EventLog, listen: Callable[[], None]
     ) -> StackReport:
         """Ask every agent for the stacks of its ranks, keep them, and return what they say.
 

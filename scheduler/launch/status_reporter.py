@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.agent_pool import AgentPool
     from deeplink.scheduler.launch.backend import Backend
-    from deeplink.scheduler.launch.event_log import Chronicle
+    from deeplink.scheduler.launch.event_log import EventLog
     from deeplink.scheduler.launch.launch_spec import RankLayout
     from deeplink.scheduler.launch.stack_collection import StackReport
     from deeplink.v1 import common_pb2
@@ -102,7 +102,7 @@ class StatusReporter:
         incident: the one that is being recovered from; None most of the time.
     """
 
-    def __init__(self, backend: Backend, fleet: AgentPool, chronicle: Chronicle, clock: Clock) -> None:
+    def __init__(self, backend: Backend, fleet: AgentPool, chronicle: EventLog, clock: Clock) -> None:
         self.incident: Incident | None = None
         self._fleet, self._chronicle, self._clock = fleet, chronicle, clock
         attempt = first_attempt(backend)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.agent_pool import AgentPool
     from deeplink.scheduler.launch.backend import Backend, RankStep
-    from deeplink.scheduler.launch.event_log import Chronicle
+    from deeplink.scheduler.launch.event_log import EventLog
     from deeplink.types import NodeName
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -90,7 +90,7 @@ class Supervisor:
         backend: Backend,
         fleet: AgentPool,
         order: LaunchSpec,
-        chronicle: Chronicle,
+        chronicle: EventLog,
         *,
         signals: deque[signal.Signals],
         clock: Clock,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from deeplink.clock import Clock
     from deeplink.scheduler.launch.agent_pool import AgentPool
     from deeplink.scheduler.launch.backend import Backend
-    from deeplink.scheduler.launch.event_log import Chronicle
+    from deeplink.scheduler.launch.event_log import EventLog
     from deeplink.scheduler.launch.service import Service
     from deeplink.types import NodeName
 
@@ -46,7 +46,7 @@ class RequeueWait:
         self,
         backend: Backend,
         fleet: AgentPool,
-        chronicle: Chronicle,
+        chronicle: EventLog,
         service: Service,
         *,
         clock: Clock,

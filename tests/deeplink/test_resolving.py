@@ -98,7 +98,7 @@ def test_many_callers_ask_one_question_and_what_comes_late_is_kept(monkeypatch: 
 INSIDE = """
 import socket, sys
 from pathlib import Path
-from deeplink.scheduler.watch.watchdog_client import Line
+from deeplink.scheduler.watch.watchdog_client import WatchdogClient
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 from deeplink.wire import bound_server
 
@@ -115,7 +115,7 @@ sink.bind(("127.0.0.53", 53))
 token = Path(sys.argv[1])
 bound = bound_server("127.0.0.1:0", token.read_text(), register)
 bound.server.start()
-line = Line(f"watch-host:{bound.port}", token, "n1")
+line = WatchdogClient(f"watch-host:{bound.port}", token, "n1")
 for _ in range(2):
     assert line.call(lambda stub: stub.Beat(watch_pb2.BeatRequest(), timeout=CALL_S)).known
 line.close()

@@ -14,18 +14,18 @@ from tests.waiting import LIMIT_S
 
 HANGS = """
 import sys, threading
-from deeplink.checkpoints import lines
-lines.EXIT_S = 0.5
-line = lines.Line("copying", lambda name: threading.Event().wait())
+from deeplink.checkpoints import background_queue
+background_queue.EXIT_S = 0.5
+line = background_queue.BackgroundQueue("copying", lambda name: threading.Event().wait())
 line.offer("step-1")
 print("ends", flush=True)
 """
 
 LATE = """
 import threading, time
-from deeplink.checkpoints import lines
+from deeplink.checkpoints import background_queue
 done = []
-line = lines.Line("copying", lambda name: (time.sleep(0.2), print("done", name, flush=True)))
+line = background_queue.BackgroundQueue("copying", lambda name: (time.sleep(0.2), print("done", name, flush=True)))
 line.begin()  # as `save_state` does, in the main thread
 
 def saving():

@@ -34,7 +34,7 @@ SAVER = """
 import signal, sys, threading
 from pathlib import Path
 from deeplink.checkpoints import Checkpoints, FencedError
-from deeplink.checkpoints.ownership import Hold
+from deeplink.checkpoints.ownership import FolderOwnership
 from deeplink.types import Attempt
 
 folder, what = Path(sys.argv[1]), sys.argv[2]
@@ -48,7 +48,7 @@ def save(step):
 
 save(1)
 checkpoints.wait()
-asked, refuse = [0], Hold.refuse_if_fenced
+asked, refuse = [0], FolderOwnership.refuse_if_fenced
 
 def refuse_and_stop(self):
     refuse(self)
@@ -56,7 +56,7 @@ def refuse_and_stop(self):
     if asked[0] == int(sys.argv[3]):
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
-Hold.refuse_if_fenced = refuse_and_stop
+FolderOwnership.refuse_if_fenced = refuse_and_stop
 try:
     save(2)
     checkpoints.wait()
@@ -181,14 +181,14 @@ def test_a_stopped_pruning_removes_nothing_that_a_newer_attempt_goes_on_from(tmp
 AGENT = """
 import signal, sys, threading
 from pathlib import Path
-from deeplink import keeping_copies
+from deeplink import checkpoint_replicas
 from deeplink.agent import Agent, AgentSettings
 from deeplink.config import Config
 from deeplink.tokens import read_token
 from deeplink.types import NodeName
 
 folder, name = Path(sys.argv[1]), sys.argv[2]
-refuse, asked = keeping_copies.KeepServicer._refuse_if_fenced, [0]
+refuse, asked = checkpoint_replicas.KeepServicer._refuse_if_fenced, [0]
 
 def refuse_and_stop(self, request, claim):
     refuse(self, request, claim)
@@ -196,7 +196,7 @@ def refuse_and_stop(self, request, claim):
     if asked[0] == 2:  # at its begin, and before the rename
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
-keeping_copies.KeepServicer._refuse_if_fenced = refuse_and_stop
+checkpoint_replicas.KeepServicer._refuse_if_fenced = refuse_and_stop
 settings = AgentSettings(
     node=NodeName(name), bind="127.0.0.1:0", token=read_token(folder / "token"), store=folder / name / "store",
     config=Config(state=folder / "state"), keeps_copies=True,

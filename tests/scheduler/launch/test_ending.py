@@ -13,7 +13,7 @@ import pytest
 from deeplink.clock import ManualClock
 from deeplink.scheduler.launch.agent_pool import AgentPool
 from deeplink.scheduler.launch.ending import ORDER_S, Ending
-from deeplink.scheduler.launch.event_log import Chronicle, EventSink
+from deeplink.scheduler.launch.event_log import EventLog, EventSink
 from deeplink.scheduler.launch.failure import Cause, RelaunchLimits
 from deeplink.scheduler.launch.history import Log, file_of
 from deeplink.scheduler.launch.progress import Progress
@@ -95,7 +95,7 @@ class Run:
     """The end of a run of job 17, up to what watchdog and people hear of it."""
 
     folder: Path
-    chronicle: Chronicle
+    chronicle: EventLog
     clock: ManualClock
     beats: list[Beat]
 
@@ -147,7 +147,7 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     clock, beats = ManualClock(), list[Beat]()
-    chronicle = Chronicle(tmp_path, clock, [EventSink(beats.append, "test")])
+    chronicle = EventLog(tmp_path, clock, [EventSink(beats.append, "test")])
     yield Run(tmp_path, chronicle, clock, beats)
     chronicle.close()
 

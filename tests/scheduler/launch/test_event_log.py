@@ -18,7 +18,7 @@ from deeplink.scheduler.launch.event_log import (
     MOST_INCIDENTS,
     MOST_INCIDENTS_AT_ONCE,
     MOST_POINTS,
-    Chronicle,
+    EventLog,
     EventSink,
     to_journal,
     to_watchdog,
@@ -45,7 +45,7 @@ def incident(number: int) -> Incident:
 
 def test_events_are_lines_of_json_with_both_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clock = ManualClock()
-    chronicle = Chronicle(tmp_path, clock, [])
+    chronicle = EventLog(tmp_path, clock, [])
     chronicle.event("began", "it begins", nodes=("n0",))
     chronicle.event("silent-one")
     chronicle.close()
@@ -55,14 +55,14 @@ def test_events_are_lines_of_json_with_both_times(tmp_path: Path, capsys: pytest
 
 
 def test_people_can_have_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chronicle = Chronicle(tmp_path, ManualClock(), [], as_json=True)
+    chronicle = EventLog(tmp_path, ManualClock(), [], as_json=True)
     chronicle.event("silent-one", code=3)
     chronicle.close()
     assert json.loads(capsys.readouterr().err)["code"] == 3
 
 
 def test_a_folder_that_is_gone_does_not_stop_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chronicle = Chronicle(tmp_path / "gone", ManualClock(), [])
+    chronicle = EventLog(tmp_path / "gone", ManualClock(), [])
     chronicle.event("began", "it begins")
     chronicle.close()
     assert capsys.readouterr().err == "deeplink: it begins\n"
@@ -298,7 +298,7 @@ def test_a_delivery_that_hangs_is_noticed(tmp_path: Path) -> None:
         let_go.wait(LIMIT_S)
 
     courier = EventSink(hang, "test", clock)
-    chronicle = Chronicle(tmp_path, clock, [courier])
+    chronicle = EventLog(tmp_path, clock, [courier])
     assert chronicle.stuck_s() == 0.0
     courier.give(BEAT, [], [], now=True)
     assert hung.wait(LIMIT_S)

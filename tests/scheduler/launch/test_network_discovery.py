@@ -14,7 +14,7 @@ import pytest
 from deeplink.clock import SystemClock
 from deeplink.links import InterfaceAddress, Route
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.event_log import Chronicle
+from deeplink.scheduler.launch.event_log import EventLog
 from deeplink.scheduler.launch.launch_spec import LaunchSpec
 from deeplink.scheduler.launch.local import LocalBackend
 from deeplink.scheduler.launch.network import SLURMS, NoInterfaceError
@@ -31,7 +31,7 @@ def found(
     folder: Path, facts: dict[NodeName, NodeFacts], wanted: str = ""
 ) -> tuple[dict[NodeName, NodeFacts], list[dict[str, Any]]]:
     """Return the nodes as they are to be reached, and the events that were told."""
-    chronicle = Chronicle(folder, SystemClock(), [])
+    chronicle = EventLog(folder, SystemClock(), [])
     try:
         nodes = found_network(facts, wanted, chronicle)
     finally:

@@ -12,7 +12,7 @@ import pytest
 from deeplink import process_metrics
 from deeplink.clock import ManualClock
 from deeplink.scheduler.launch.deadline import END_S, LEAST_MARGIN_S
-from deeplink.scheduler.launch.event_log import Chronicle
+from deeplink.scheduler.launch.event_log import EventLog
 from deeplink.scheduler.launch.job_status import AGAIN_S, JobStatus
 from deeplink.scheduler.launch.slurm_monitor import AFTERMATH_S, FRESH_S, SLOW_S, SlurmMonitor
 from deeplink.scheduler.launch.verdict import AttemptVerdict, NextMove
@@ -60,7 +60,7 @@ class Run:
     agents: Agents = field(default_factory=Agents)
 
     def __post_init__(self) -> None:
-        self.chronicle = Chronicle(self.folder, self.clock, [])
+        self.chronicle = EventLog(self.folder, self.clock, [])
         self.liaison = SlurmMonitor(
             self.slurm,  # type: ignore[arg-type] # all that it uses of them
             self.agents,  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import pytest
 from deeplink.clock import ManualClock
 from deeplink.scheduler.launch.agent_monitor import Silence
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.event_log import Chronicle, EventSink
+from deeplink.scheduler.launch.event_log import EventLog, EventSink
 from deeplink.scheduler.launch.local import LocalBackend
 from deeplink.scheduler.launch.status_reporter import FROZEN_S, StatusReporter
 from deeplink.scheduler.watch.records import (
@@ -50,7 +50,7 @@ class Told:
     """An account, and what the watchdog hears of it: the newest telling of each incident."""
 
     account: StatusReporter
-    chronicle: Chronicle
+    chronicle: EventLog
     clock: ManualClock
     beats: list[Beat] = field(default_factory=list)
 
@@ -63,7 +63,7 @@ class Told:
 def told(tmp_path: Path) -> Iterator[Told]:
     clock, beats = ManualClock(), list[Beat]()
     backend = LocalBackend(7, "ann", (N1, N2), {}, tmp_path, tmp_path)
-    chronicle = Chronicle(tmp_path, clock, [EventSink(beats.append, "test")])
+    chronicle = EventLog(tmp_path, clock, [EventSink(beats.append, "test")])
     account = StatusReporter(backend, NoAgents(), chronicle, clock)  # type: ignore[arg-type] # all that it uses
     yield Told(account, chronicle, clock, beats)
     chronicle.close()
@@ -155,7 +155,7 @@ def test_storage_that_takes_no_word_is_an_incident_until_it_does_again(tmp_path:
 
     backend = LocalBackend(7, "ann", (N1, N2), {}, tmp_path, tmp_path)
     couriers = [EventSink(on_frozen_storage, "journal", clock), EventSink(beats.append, "watchdog", clock)]
-    chronicle = Chronicle(tmp_path, clock, couriers)
+    chronicle = EventLog(tmp_path, clock, couriers)
     account = StatusReporter(backend, NoAgents(), chronicle, clock)  # type: ignore[arg-type] # all that it uses
 
     def told() -> list[IncidentOutcome]:

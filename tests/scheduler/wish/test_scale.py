@@ -137,14 +137,14 @@ def test_numpy_is_loaded_for_jobs_with_a_profile_alone() -> None:
 import sys
 import deeplink.scheduler.wish.making
 from deeplink.scheduler.wish.decision import Ask
-from deeplink.scheduler.wish.scale import Machines, scale_of
+from deeplink.scheduler.wish.scale import MachineSpeeds, scale_of
 from deeplink.scheduler.model.constants import Constants
-scale_of(Ask(), Machines(Constants()), data=False)
-scale_of(Ask(profile="{}"), Machines(), data=False)
-scale_of(Ask(profile="{}"), Machines(Constants()), data=False)
+scale_of(Ask(), MachineSpeeds(Constants()), data=False)
+scale_of(Ask(profile="{}"), MachineSpeeds(), data=False)
+scale_of(Ask(profile="{}"), MachineSpeeds(Constants()), data=False)
 print("numpy" in sys.modules)
 profile = '{"format": 1, "batch": 1, "sample_s": 1, "gradient_bytes": 1}'
-scale_of(Ask(profile=profile), Machines(Constants()), data=False)
+scale_of(Ask(profile=profile), MachineSpeeds(Constants()), data=False)
 print("numpy" in sys.modules)
 """
     done = subprocess.run(
