@@ -26,7 +26,8 @@ from deeplink.clock import SystemClock
 from deeplink.scheduler.health.network import NetworkCheck
 from deeplink.scheduler.health.seen import HighWaterMarks
 from deeplink.scheduler.health.settings import NetworkSettings
-check = NetworkCheck(NetworkSettings(interfaces=("fast0",)), SystemClock(), HighWaterMarks(), net=Path(sys.argv[1]))
+settings = NetworkSettings(interfaces=("fast0",))
+check = NetworkCheck(settings, SystemClock(), HighWaterMarks(), net=Path(sys.argv[1]))
 for _ in sys.stdin:
     print(json.dumps({one.subject: one.problem for one in check.look().complaints}), flush=True)
 """
