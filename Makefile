@@ -19,7 +19,7 @@ say = @printf '%-9s %s\n' $(1) $(2)
 # What a shell happens to export must not change what is installed or imported.
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE PIP_REQUIRE_VIRTUALENV
 
-.PHONY: help demo test test-cluster fresh test-faults check lint types layers grammar unit whole bench-cache bench-scheduler bench-watchdog format picture house proto proto-check wheel venv venv-dev slurm test-tools clean
+.PHONY: help demo test test-cluster fresh test-faults check thorough static lint types layers grammar near whole bench-cache bench-scheduler bench-watchdog format picture reference house proto proto-check wheel venv venv-dev slurm test-tools clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -32,10 +32,15 @@ demo:  ## the whole story on this machine; DATA=folder for images of your own, K
 
 test:  ## every check and every test, on a real Slurm when root (what .ci/run runs)
 	@$(MAKE) --no-print-directory -j2 venv-dev slurm test-tools
-	@$(MAKE) --no-print-directory --keep-going lint types layers whole
+	@$(MAKE) --no-print-directory --keep-going -j2 static whole
 
-check: venv-dev  ## style, types, layers, stubs and the quick tests: before every commit
-	@$(MAKE) --no-print-directory lint types layers proto-check unit
+thorough:  ## make test with all examples of the properties, where it tries a quarter
+	@$(MAKE) --no-print-directory test ARGS="--hypothesis-profile=thorough $(ARGS)"
+
+check: venv-dev  ## style, types, layers, stubs and a minute of the tests nearest to the change: before every commit
+	@$(MAKE) --no-print-directory --keep-going -j2 static near
+
+static: lint types layers proto-check
 
 lint:
 	$(call say,style,"ruff check and ruff format --check")
@@ -44,8 +49,6 @@ lint:
 types:
 	$(call say,types,"mypy --strict")
 	@$(BIN)/mypy --no-error-summary
-
-QUICK = $(BIN)/python -m pytest -q -m 'not slow and not cluster'
 
 # No cache: a stale one has hidden a broken contract.
 layers:
@@ -57,23 +60,18 @@ layers:
 grammar:
 	@$(BIN)/python -c 'import yapf'
 
-# Some beside all others: either half takes one of two cores, and about as long.
-BESIDE := tests/cache $(addprefix tests/scheduler/,model placement topology)
-unit: grammar
-	$(call say,tests,"quick ones (not slow, not cluster)")
-	@mkdir -p build; \
-	$(QUICK) -o cache_dir=.pytest_cache/quick $(BESIDE) >build/unit.txt 2>&1 & \
-	code=0; $(QUICK) $(addprefix --ignore=,$(BESIDE)) || code=$$?; \
-	wait $$! || code=$$?; cat build/unit.txt; exit $$code
+near: grammar
+	$(call say,tests,"a minute of the quick ones nearest to the change")
+	@$(BIN)/python tests/near.py
 
 whole: grammar
 	$(call say,tests,"all of them")
-	@$(BIN)/python tests/nothing_left.py $(BIN)/python tests/in_two.py --whole $(ARGS)
+	@$(BIN)/python tests/nothing_left.py $(BIN)/python tests/lanes.py --whole $(ARGS)
 
 test-cluster:  ## the tests on a real Slurm alone; EXTRAS=demo-light where there is no torch
 	@$(MAKE) --no-print-directory -j2 $(VENV)/.ready-cluster slurm
 	@.ci/debian containers ch-run charliecloud-runtime
-	@$(BIN)/python tests/nothing_left.py $(BIN)/python -m pytest -m cluster --whole tests/cluster $(ARGS)
+	@$(BIN)/python tests/nothing_left.py $(BIN)/python -m pytest -m cluster -n 2 --dist loadfile --whole tests/cluster $(ARGS)
 
 # Half an hour, and kept out of .ci/run: for before a release.
 fresh:  ## both commands in a minimal Debian of its own, when root; SUITE=bookworm, or trixie or forky for newer Slurms
@@ -109,6 +107,9 @@ format:  ## put the code into its format
 picture:  ## draw docs/architecture.svg from its .dot (graphviz)
 	@.ci/debian graphviz dot graphviz
 	@{ dot -Tsvg docs/architecture.dot; echo "<!-- sha256 of architecture.dot: $$(sha256sum <docs/architecture.dot | cut -c1-64) -->"; } >docs/architecture.svg
+
+reference: venv-dev  ## write docs/reference.md: what commands and errors say of themselves
+	@$(BIN)/python -m tests.reference
 
 house: venv-dev  ## the product's size, and how many modules a task passes; ARGS=--modules lists them
 	@$(BIN)/python -m tests.house $(ARGS)

@@ -26,5 +26,5 @@ light = importlib.util.find_spec("torch") is None
 if not light:
     train()
 script = "deeplink.demo.train_light" if light else "deeplink.demo.train"
-for name in (script, "deeplink.agent", "deeplink.cli.demo", "rich.progress", "sklearn.datasets"):
+for name in (script, "deeplink.agent.agent", "deeplink.cli.sandbox", "rich.progress", "sklearn.datasets"):
     importlib.import_module(name)

@@ -9,9 +9,8 @@ import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from deeplink.runtokens import token_of
-from deeplink.tokens import new_token, write_token
-from deeplink.types import Attempt
+from deeplink.core.types import Attempt
+from deeplink.rpc.tokens import new_token, token_of, write_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

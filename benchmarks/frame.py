@@ -26,6 +26,7 @@ from benchmarks.rows import BENCH, Row, machine, rows_from, table, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import TextIO
 
 TOP = Path(__file__).parents[1]
 LONGEST_S = 1800.0
@@ -213,8 +214,11 @@ def _ended(argv: list[str], longest_s: float, *, quiet: bool) -> str:
     """Run a program to its end; return what went wrong, if anything did."""
     out = sys.stderr if quiet else None
     # Of its own session: Ctrl-C reaches it once, from us, and does not interrupt its cleaning up.
-    with subprocess.Popen(argv, cwd=TOP, stdout=out, start_new_session=True) as process:
+    process, signals = _start(argv, out)
+    with process:
         try:
+            for number in signals:
+                signal.raise_signal(number)
             code = process.wait(longest_s)
         except subprocess.TimeoutExpired:
             return f"it took longer than {longest_s:g} s"
@@ -222,6 +226,20 @@ def _ended(argv: list[str], longest_s: float, *, quiet: bool) -> str:
             if process.returncode is None:
                 _end_it(process)
     return f"exit code {code}" if code else ""
+
+
+def _start(argv: list[str], out: TextIO | None) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """Start a program; return it with the signals that came before anybody could have ended it."""
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        return subprocess.Popen(argv, cwd=TOP, stdout=out, start_new_session=True), came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _end_it(process: subprocess.Popen[bytes]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.publish import write_text
+from deeplink.core.publish import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deeplink.publish import write_text
+from deeplink.core.publish import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,11 +1,4 @@
-"""The catalog: a folder on shared storage, in it a folder per dataset, in it an index per version and `latest`.
-
-<catalog>/<name>/<version>.arrow    the index, never changed
-<catalog>/<name>/<version>.json     the record of how it was packed
-<catalog>/<name>/latest             the newest version, as text
-<catalog>/<name>/.removed-*         indexes taken out, kept for a week: on network file systems who still reads one
-                                    on another node would be killed if it were gone
-"""
+"""The catalog, a folder on shared storage: per dataset the indexes of its versions (docs/format.md)."""
 
 from __future__ import annotations
 
@@ -16,83 +9,49 @@ import re
 import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from deeplink.cache.errors import (
-    CatalogError,
-    DatasetMissingError,
-    DatasetNameError,
-    IndexFormatError,
-    NewestUnknownError,
-    NewestVersionError,
-)
-from deeplink.cache.index import Index, IndexContent, write_index
-from deeplink.cache.layout import DIGEST_DIGITS
-from deeplink.publish import DRAFT_PREFIX, fsync_path, write_text
-from deeplink.types import Version
+from deeplink.cache.errors import CatalogError, DatasetMissingError, IndexFormatError
+from deeplink.cache.format.block import DIGEST_DIGITS
+from deeplink.cache.format.index import Index
+from deeplink.cache.format.index_format import IndexContent, write_index
+from deeplink.core.codec import from_row
+from deeplink.core.publish import DRAFT_PREFIX, fsync_path, write_text
+from deeplink.core.types import DATASET_NAME, Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSION = re.compile(rf"[0-9a-f]{{{DIGEST_DIGITS}}}")
 _REMOVED = ".removed-"
 _DRAFT_KEPT_S = 86_400.0
 _REMOVED_KEPT_S = 7 * 86_400.0
+"""On a network file system a process of another node that still reads an index would be killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackRecord:
-    """How a version was packed.
-
-    Attributes:
-        source: where the small files are.
-        plan: digest of what was listed there (names, sizes, change marks) and of the settings that shape shards.
-        files: number of samples.
-        bytes: their bytes.
-        shards: number of shards.
-        packed_unix: when, seconds since 1970.
-        shard_bytes: most bytes of samples in a shard; 0 where that was not noted.
-        shard_ids: names of its shards, in the order of its index, which can be made anew of them.
-        home: where the shards are kept besides; empty for nowhere.
-    """
+    """How a version was packed."""
 
     source: str
-    plan: str
+    plan: str  # digest of what was listed there (names, sizes, change marks) and of the settings that shape shards
     files: int
     bytes: int
     shards: int
     packed_unix: float
-    shard_bytes: int = 0
-    shard_ids: tuple[str, ...] = ()
-    home: str = ""
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read what was written by this or any other release: keys unknown here are left out.
-
-        Raises:
-            ValueError, TypeError: it is no record.
-        """
-        known = {field.name for field in dataclasses.fields(cls)}
-        said = {key: value for key, value in dict(json.loads(text)).items() if key in known}
-        said["shard_ids"] = tuple(map(str, said.get("shard_ids", ())))
-        return cls(**said)
-
-    def text(self) -> str:
-        """Return what `parse` reads."""
-        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
+    shard_bytes: int = 0  # most bytes of samples in a shard; 0 where that was not noted
+    shard_ids: tuple[str, ...] = ()  # in the order of its index, which can be rebuilt from them
+    home: str = ""  # where the shards are kept besides; empty for nowhere
 
 
 def checked_name(name: str) -> str:
-    """Return `name` if a dataset can be called so.
-
-    Raises:
-        DatasetNameError: it cannot.
-    """
-    if not _NAME.fullmatch(name):
-        raise DatasetNameError(name)
+    """Return `name` if a dataset can be called so."""
+    if not DATASET_NAME.fullmatch(name):
+        raise DatasetMissingError(
+            f"{name!r} cannot be a dataset's name",
+            remedy="Use up to 100 letters, digits, dots, hyphens and underscores, a letter or digit first.",
+        )
     return name
 
 
@@ -111,14 +70,10 @@ class Catalog:
         if lost:
             kept = (path for path in self.root.glob("*/*") if path.suffix in {".arrow", ".json"})
             found.update(path.parent.name for path in kept if _VERSION.fullmatch(path.stem))
-        return sorted(filter(_NAME.fullmatch, found))
+        return sorted(filter(DATASET_NAME.fullmatch, found))
 
     def versions(self, name: str) -> list[Version]:
-        """Return the versions of a dataset, the newest last; empty when there is none.
-
-        Raises:
-            DatasetNameError: no dataset can be called so.
-        """
+        """Return the versions of a dataset, the newest last; empty when there is none."""
         found: list[tuple[int, str]] = []
         for path in self._folder(name).glob("*.arrow"):
             if _VERSION.fullmatch(path.stem):
@@ -126,173 +81,155 @@ class Catalog:
                     found.append((path.stat().st_mtime_ns, path.stem))
         return [Version(stem) for _, stem in sorted(found)]
 
-    def latest(self, name: str) -> Version:
-        """Return the version a name points at.
+    def recorded(self, name: str) -> list[Version]:
+        """Return the versions that have an index or a record, sorted; an index may be lost and its record not."""
+        found = {path.stem for path in self._folder(name).glob("*.json")} | set(self.versions(name))
+        return [Version(stem) for stem in sorted(found) if _VERSION.fullmatch(stem)]
 
-        Raises:
-            DatasetMissingError: there is no such dataset.
-            DatasetNameError: no dataset can be called so.
-            IndexFormatError: the pointer is damaged.
-            CatalogError: it cannot be read.
-        """
+    def latest(self, name: str) -> Version:
+        """Return the version a name points at."""
         pointer = self._folder(name) / "latest"
         try:
             text = pointer.read_text(encoding="ascii").strip()
         except (FileNotFoundError, NotADirectoryError):
-            raise DatasetMissingError(name, "", self.root, self.versions(name) or self.recorded(name)) from None
+            raise self.missing(name, "", self.versions(name) or self.recorded(name)) from None
         except UnicodeDecodeError:
             text = ""
         except OSError as problem:
-            raise CatalogError(self.root, problem.strerror or str(problem)) from problem
+            raise self._failed(problem) from problem
         if not _VERSION.fullmatch(text):
-            raise NewestUnknownError(name, pointer, self.versions(name))
+            remedy = [_recorded_by_rebuilding(name, versions)] if (versions := self.versions(name)) else []
+            raise IndexFormatError(pointer, f"it does not say which version of {name!r} is the newest", *remedy)
         return Version(text)
 
     def open(self, name: str, version: Version | None = None) -> Index:
-        """Return the index of a version, the newest when none is named.
-
-        Raises:
-            DatasetMissingError: there is no such dataset or version.
-            DatasetNameError: no dataset can be called so.
-            IndexFormatError: the index is damaged or of another format.
-        """
+        """Return the index of a version, the newest when none is named."""
         chosen = version or self.latest(name)
         path = self.path(name, chosen)
         try:
             return Index(path, chosen)
         except FileNotFoundError:
             lost = {chosen}.intersection(self.recorded(name))
-            raise DatasetMissingError(name, chosen, self.root, self.versions(name), lost=[*lost]) from None
+            raise self.missing(name, chosen, self.versions(name), lost=[*lost]) from None
         except OSError as problem:
-            raise CatalogError(self.root, f"{path}: {problem.strerror or problem}") from problem
+            raise CatalogError(f"catalog {self.root}: {path}: {problem.strerror or problem}") from problem
 
     def path(self, name: str, version: Version) -> Path:
-        """Return where the index of a version is, or would be.
-
-        Raises:
-            DatasetNameError: no dataset can be called so.
-            DatasetMissingError: no version can be called so.
-        """
+        """Return where the index of a version is, or would be."""
         if not _VERSION.fullmatch(version):
-            raise DatasetMissingError(name, version, self.root, self.versions(name))
+            raise self.missing(name, version, self.versions(name))
         return self._folder(name) / f"{version}.arrow"
 
     def record(self, name: str, version: Version) -> PackRecord | None:
         """Return how a version was packed; None where that is not known."""
         try:
-            return PackRecord.parse(self.path(name, version).with_suffix(".json").read_text(encoding="utf-8"))
+            text = self.path(name, version).with_suffix(".json").read_text(encoding="utf-8")
+            return from_row(PackRecord, json.loads(text))
         except (OSError, ValueError, TypeError):
             return None
 
-    def check_writable(self, name: str) -> None:
-        """Try whether a version could be published, so that who cannot learns it before the work; leaves nothing.
+    def missing(
+        self, name: str, version: str = "", versions: Sequence[str] = (), *, lost: Sequence[str] = ()
+    ) -> DatasetMissingError:
+        """Return the error for a dataset, or a version of it, that is not there.
 
-        Raises:
-            DatasetNameError: no dataset can be called so.
-            CatalogError: it cannot be written.
+        `versions`: those that are; `lost`: those of which only the index is missing.
         """
+        wanted = f"version {version} of {name!r}" if version else f"dataset {name!r}"
+        problem = f"the catalog {self.root} has no {wanted}"
+        remedy = "`deeplink pack SOURCE NAME` makes one; DEEPLINK_CATALOG says where to look."
+        if lost:
+            problem = f"the catalog {self.root} has lost the index of {wanted}"
+            remedy = f"`deeplink index rebuild {name}@{lost[0]}` makes it again of its shards."
+        elif versions and not version:
+            problem = f"the catalog {self.root} has lost which version of {name!r} is the newest"
+            remedy = _recorded_by_rebuilding(name, versions)
+        elif versions:
+            remedy = f"Versions there are, the newest last: {', '.join(versions[-5:])}."
+        return DatasetMissingError(problem, remedy=remedy)
+
+    def _failed(self, problem: OSError) -> CatalogError:
+        return CatalogError(f"catalog {self.root}: {problem.strerror or problem}")
+
+    def check_writable(self, name: str) -> None:
+        """Try whether a version could be published, before the work begins; leaves nothing behind."""
         folder = self._folder(name)
         there = next(path for path in (folder, *folder.parents) if path.exists())
-        draft = there / f"{DRAFT_PREFIX}{uuid.uuid4().hex}"
-        try:
+        with self._writing(there) as draft:
             draft.touch()  # not access(2): root squashing, quotas and read-only mounts are beyond it
-            draft.unlink()
-        except OSError as problem:
-            raise CatalogError(self.root, problem.strerror or str(problem)) from problem
 
     def publish(self, name: str, content: IndexContent, record: PackRecord) -> Version:
-        """Make a version and let the name point at it; readers see all of it or nothing.
-
-        Raises:
-            DatasetNameError: no dataset can be called so.
-            CatalogError: it cannot be written; the name points where it did.
-        """
+        """Make a version and let the name point at it; readers see all of it or nothing."""
         folder = self._folder(name)
-        noted = dataclasses.replace(
-            record, shard_ids=tuple(entry.id for entry in content.shards), home=content.home
-        )
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with _draft(folder) as draft:
-                # Not `published_file`: the name is known once the file is written.
-                version = write_index(draft, content)
-                _move_in(draft, folder / f"{version}.arrow")
-            if (before := self.record(name, version)) and self._points_at(name, version):
-                noted = dataclasses.replace(noted, packed_unix=before.packed_unix)  # nothing has changed since
-            write_text(folder / f"{version}.json", noted.text())
+        shards = tuple(entry.id for entry in content.shards)
+        with self._writing(folder, make=True) as draft:
+            # Not `published_file`: the name is known once the file is written.
+            version = write_index(draft, content)
+            _move_in(draft, folder / f"{version}.arrow")
+            packed_unix = record.packed_unix
+            if (before := self.record(name, version)) and self._newest(name) == version:
+                packed_unix = before.packed_unix  # nothing has changed since
+            noted = dataclasses.replace(record, shard_ids=shards, home=content.home, packed_unix=packed_unix)
+            text = json.dumps(dataclasses.asdict(noted), indent=1, sort_keys=True)
+            write_text(folder / f"{version}.json", f"{text}\n")
             write_text(folder / "latest", f"{version}\n")
             self._sweep(folder)
-        except OSError as problem:
-            raise CatalogError(self.root, problem.strerror or str(problem)) from problem
         return version
 
     def restore(self, name: str, version: Version, content: IndexContent) -> Version:
         """Put the index of a version back in place of a lost or damaged one; the name points where it did.
 
         Return the version that `content` is; nothing was changed where it is another than `version`.
-
-        Raises:
-            CatalogError: it cannot be written.
         """
         final = self.path(name, version)
-        try:
-            final.parent.mkdir(parents=True, exist_ok=True)
-            with _draft(final.parent) as draft:
-                found = write_index(draft, content)
-                if found != version:
-                    return found
-                record = self.record(name, version)
-                if record is not None:  # `versions` sorts by when they came
-                    os.utime(draft, (record.packed_unix, record.packed_unix))
-                _move_in(draft, final)
-                self._point(name, version)
-        except OSError as problem:
-            raise CatalogError(self.root, problem.strerror or str(problem)) from problem
+        with self._writing(final.parent, make=True) as draft:
+            found = write_index(draft, content)
+            if found != version:
+                return found
+            record = self.record(name, version)
+            if record is not None:  # `versions` sorts by when they came
+                os.utime(draft, (record.packed_unix, record.packed_unix))
+            _move_in(draft, final)
+            if self._newest(name) is None:
+                write_text(final.with_name("latest"), f"{version}\n")
         return found
 
     def preview(self, name: str, content: IndexContent) -> Version:
-        """Return the version that `content` would be; leaves nothing.
-
-        Raises:
-            CatalogError: the catalog cannot be written.
-        """
+        """Return the version that `content` would be; leaves nothing."""
         self.check_writable(name)
         folder = self._folder(name)
+        with self._writing(folder if folder.is_dir() else self.root) as draft:
+            return write_index(draft, content)
+
+    @contextmanager
+    def _writing(self, folder: Path, *, make: bool = False) -> Iterator[Path]:
+        """Give a file in `folder` to write to, which is removed unless it was moved."""
+        draft = folder / f"{DRAFT_PREFIX}{uuid.uuid4().hex}"
         try:
-            with _draft(folder if folder.is_dir() else self.root) as draft:
-                return write_index(draft, content)
+            if make:
+                folder.mkdir(parents=True, exist_ok=True)
+            try:
+                yield draft
+            finally:
+                draft.unlink(missing_ok=True)
         except OSError as problem:
-            raise CatalogError(self.root, problem.strerror or str(problem)) from problem
+            raise self._failed(problem) from problem
 
-    def recorded(self, name: str) -> list[Version]:
-        """Return the versions that have an index or a record, sorted; an index may be lost and its record not.
-
-        Raises:
-            DatasetNameError: no dataset can be called so.
-        """
-        found = {path.stem for path in self._folder(name).glob("*.json")} | set(self.versions(name))
-        return [Version(stem) for stem in sorted(found) if _VERSION.fullmatch(stem)]
-
-    def _point(self, name: str, version: Version) -> None:
-        try:
-            self.latest(name)
-        except (DatasetMissingError, IndexFormatError):
-            write_text(self._folder(name) / "latest", f"{version}\n")
+    def check_removable(self, name: str, version: Version) -> None:
+        """Return if `remove` would remove a version. Raises as it does, and as `latest` where there are others."""
+        there = self.versions(name)
+        if version not in there:
+            raise self.missing(name, version, there)
+        # Where the pointer is unreadable, damaged or lost, any of them may be the newest.
+        if len(there) > 1 and self.latest(name) == version:
+            raise CatalogError(
+                f"{version} is the newest version of {name!r}: opening {name!r} reads it",
+                "Pack the dataset again, or remove its other versions first.",
+                exit_code=2,
+            )
 
     def remove(self, name: str, version: Version, *, now: bool = False) -> None:
-        """Take a version out of the catalog; who has it open reads on. Its shards stay where they are.
-
-        Args:
-            name: the dataset.
-            version: not its newest, unless it is the only one.
-            now: free the space at once, also if a job on another node may still read it.
-
-        Raises:
-            DatasetMissingError: there is no such version.
-            NewestVersionError: the name points at it, and there are others.
-            DatasetMissingError, NewestUnknownError: there are others, and what the name points at is lost.
-            CatalogError: it cannot be removed, or it cannot be read what the name points at.
-        """
+        """Take a version out of the catalog; open readers read on. Its shards stay where they are."""
         self.check_removable(name, version)
         path = self.path(name, version)
         try:
@@ -308,26 +245,17 @@ class Catalog:
             self._sweep(path.parent)
             fsync_path(path.parent)
         except OSError as problem:
-            raise CatalogError(self.root, problem.strerror or str(problem)) from problem
+            raise self._failed(problem) from problem
 
-    def check_removable(self, name: str, version: Version) -> None:
-        """Return if `remove` would remove a version. Raises as it does, and as `latest` where there are others."""
-        there = self.versions(name)
-        if version not in there:
-            raise DatasetMissingError(name, version, self.root, there)
-        # Where the pointer is unreadable, damaged or lost, any of them may be the newest.
-        if len(there) > 1 and self.latest(name) == version:
-            raise NewestVersionError(name, version)
-
-    def _points_at(self, name: str, version: Version) -> bool:
+    def _newest(self, name: str) -> Version | None:
         try:
-            return self.latest(name) == version
+            return self.latest(name)
         except (DatasetMissingError, IndexFormatError):
-            return False
+            return None
 
     @staticmethod
     def _sweep(folder: Path) -> None:
-        """Remove what was left by who was killed, and what was taken out long ago."""
+        """Remove drafts of killed processes, and versions that were removed long ago."""
         for prefix, kept_s in ((DRAFT_PREFIX, _DRAFT_KEPT_S), (_REMOVED, _REMOVED_KEPT_S)):
             for path in folder.glob(f"{prefix}*"):
                 # Another packer's draft may become its version, or vanish, at any moment.
@@ -337,16 +265,12 @@ class Catalog:
                         path.unlink()
 
 
-@contextmanager
-def _draft(folder: Path) -> Iterator[Path]:
-    draft = folder / f"{DRAFT_PREFIX}{uuid.uuid4().hex}"
-    try:
-        yield draft
-    finally:
-        draft.unlink(missing_ok=True)
-
-
 def _move_in(draft: Path, final: Path) -> None:
     fsync_path(draft)
     draft.replace(final)
     fsync_path(final.parent)
+
+
+def _recorded_by_rebuilding(name: str, versions: Sequence[str]) -> str:
+    commands = " or ".join(f"`deeplink index rebuild {name}@{version}`" for version in versions[:-4:-1])
+    return f"{commands} records it again; or name the version."

@@ -1,17 +1,27 @@
-"""Who this node is among the members, and who the others are, as the configuration says."""
+"""Members, as configured, and which of them a shard belongs on: weighted rendezvous hashing."""
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deeplink.config import Config, ConfigError
-from deeplink.tokens import read_token
-from deeplink.types import Member, NodeName, parse_members
+import xxhash
+
+from deeplink.core.config import Config, ConfigError
+from deeplink.core.types import NodeName, parse_members
+from deeplink.rpc.tokens import read_token
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from deeplink.core.types import Member, ShardId
+
+
+_GIB = 1 << 30
+_HASHES = float(1 << 64)
 
 
 def node_name(config: Config) -> NodeName:
@@ -20,34 +30,30 @@ def node_name(config: Config) -> NodeName:
 
 
 def configured_members(config: Config) -> tuple[Member, ...]:
-    """Return all members, this node among them if it is one.
+    """Return all members, this node among them if it is one."""
+    return _parsed(config.members, "members")
 
-    Raises:
-        ConfigError: the list cannot be read.
-    """
+
+def site_members(config: Config) -> tuple[Member, ...]:
+    """Return the members of the standing cache beside which a job runs its own."""
+    return _parsed(config.site_members, "site_members")
+
+
+def _parsed(text: str, key: str) -> tuple[Member, ...]:
     try:
-        return parse_members(config.members)
+        return parse_members(text)
     except ValueError as problem:
-        raise ConfigError("configuration", "members", str(problem)) from problem
+        raise ConfigError("configuration", key, str(problem)) from problem
 
 
 def other_members(config: Config) -> tuple[Member, ...]:
-    """Return the members but this node.
-
-    Raises:
-        ConfigError: the list cannot be read.
-    """
+    """Return the members but this node."""
     own = node_name(config)
     return tuple(member for member in configured_members(config) if member.name != own)
 
 
 def members_token(config: Config, members: Sequence[Member]) -> str:
-    """Return the token that calls to `members` carry; empty where there are none.
-
-    Raises:
-        ConfigError: there are members and no token file is named.
-        TokenFileError: the file cannot be used.
-    """
+    """Return the token that calls to `members` carry; empty where there are none."""
     if not members:
         return ""
     if config.token_file is None:
@@ -56,3 +62,94 @@ def members_token(config: Config, members: Sequence[Member]) -> str:
             "configuration", "token_file", problem, "Let DEEPLINK_TOKEN_FILE name the agents' token."
         )
     return read_token(config.token_file)
+
+
+def weight_of(budget: int) -> int:
+    """Return the weight of a member whose store may hold so many bytes: GiB, rounded down to a power of two.
+
+    >>> weight_of(7 << 40), weight_of(100), weight_of(3 << 30)
+    (4096, 1, 2)
+    """
+    return 1 << (max(budget // _GIB, 1).bit_length() - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberAttributes:
+    """What a list of members says of them beyond their names."""
+
+    weight: Mapping[NodeName, int] = field(default_factory=dict)
+    """How much each is to hold against the others; 1 for those not in it."""
+    domain: Mapping[NodeName, str] = field(default_factory=dict)
+    """The failure domain of each; those not in it count as one domain. Empty where all are in one."""
+
+
+_ALIKE = MemberAttributes()
+
+
+def standing(members: Iterable[Member]) -> MemberAttributes:
+    """Return what `members` say of themselves, as `ranked` takes it."""
+    listed = tuple(members)
+    is_parted = len({member.domain for member in listed}) > 1
+    return MemberAttributes(
+        {member.name: member.weight for member in listed},
+        {member.name: member.domain for member in listed} if is_parted else {},
+    )
+
+
+def ranked(shard: ShardId, members: Iterable[NodeName], known: MemberAttributes = _ALIKE) -> tuple[NodeName, ...]:
+    """Return the members in the order in which they are to hold `shard`.
+
+    By score, so that the order of two members does not depend on the others: -weight / ln(hash), the hash uniform
+    in (0, 1) (Schindelhauer and Schomaker, SPAA 2005; Resch, SNIA SDC 2015). Equal scores: by hash, then by name.
+    Then the best one of another domain than the first one's becomes the second, so that no domain has all copies.
+
+    >>> ranked("00" * 20, ["n0", "n1", "n2"]) == ranked("00" * 20, ["n2", "n0", "n1"])
+    True
+    """
+    weight = known.weight
+
+    def place(member: NodeName) -> tuple[float, int, NodeName]:
+        number = xxhash.xxh3_64_intdigest(f"{shard}\0{member}".encode())
+        # Half a step off both ends: 0 has no logarithm, and that of 1 is 0.
+        uniform = min((number + 0.5) / _HASHES, 1.0 - 2.0**-53)
+        return weight.get(member, 1) / math.log(uniform), -number, member
+
+    placed = sorted(members, key=place)
+    if known.domain and placed:
+        apart = _apart(placed, placed[:1], known)
+        if apart is not None:
+            placed.remove(apart)
+            placed.insert(1, apart)
+    return tuple(placed)
+
+
+def _apart(order: Iterable[NodeName], holders: Collection[NodeName], known: MemberAttributes) -> NodeName | None:
+    """Return the first in `order` of another domain than the one of all `holders`; None where there is none."""
+    domain = known.domain
+    held = {domain.get(name, "") for name in holders}
+    if len(held) != 1:
+        return None
+    (one,) = held
+    return next((name for name in order if domain.get(name, "") != one), None)
+
+
+def owners(
+    shard: ShardId, members: Iterable[NodeName], replicas: int, known: MemberAttributes = _ALIKE
+) -> tuple[NodeName, ...]:
+    """Return the `replicas` members a shard belongs on, the first one first; all members when there are fewer."""
+    return ranked(shard, members, known)[:replicas]
+
+
+def next_holder(
+    order: Sequence[NodeName], holders: Collection[NodeName], replicas: int, known: MemberAttributes = _ALIKE
+) -> NodeName | None:
+    """Return the member to take the next copy of a shard that `holders` have, owners or not; None: none is left.
+
+    The first in `order`; for the last copy, where all others would be in one domain, the first of another one.
+    """
+    left = [name for name in order if name not in holders]
+    if known.domain and holders and len(holders) == replicas - 1:
+        apart = _apart(left, holders, known)
+        if apart is not None:
+            return apart
+    return left[0] if left else None

@@ -1,38 +1,34 @@
 """Packs a source: list once, plan, then shard by shard read, write, seal, place; publish at the very end.
 
-What was sealed and placed is noted as it goes (`staging`), so a packer that was killed goes on from there, and
-nothing can be seen of a dataset until all of it is placed.
+What was sealed and placed is noted as it goes (`staging`): a packer that was killed goes on from there.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.cache.catalog import Catalog, PackRecord, checked_name
-from deeplink.cache.errors import AppendError
-from deeplink.cache.holding.local_budget import keep_to_budget
+from deeplink.cache.errors import SourceError
 from deeplink.cache.membership import node_name
-from deeplink.cache.packing.distributed_pack import (
+from deeplink.cache.pack.distributed_pack import (
     DistributedPack,
-    Gone,
-    PackTask,
+    MemberGone,
     ReadProgress,
     ShardMade,
     ShardShare,
 )
-from deeplink.cache.packing.jobs import planned_job
-from deeplink.cache.packing.placing import Placer
-from deeplink.cache.packing.shard_pipeline import PipelineContext, ShardPipeline
-from deeplink.cache.packing.staging import staging
-from deeplink.cache.source import open_source
-from deeplink.cache.sources.folder import refuse_within
-from deeplink.cache.sources.home import open_home
-from deeplink.cache.sources.reading import FileReader
-from deeplink.cache.store import Store
-from deeplink.clock import Clock, SystemClock
-from deeplink.types import ShardId
+from deeplink.cache.pack.plan import cannot_append, planned_job
+from deeplink.cache.pack.shard_pipeline import Placer, ShardPipeline, staging
+from deeplink.cache.replicate.budget import keep_to_budget
+from deeplink.cache.source.home import open_home
+from deeplink.cache.source.source import open_source
+from deeplink.cache.store.store import Store
+from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.types import ShardId, format_members
+from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,22 +36,21 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from deeplink.cache.names import Names
-    from deeplink.cache.packing.jobs import PackJob
-    from deeplink.cache.packing.plan import PackPlan
-    from deeplink.cache.packing.staging import Piece, Staging
-    from deeplink.cache.sources.origin import Listing
-    from deeplink.config import Config
-    from deeplink.types import Member, NodeName, Version
+    from deeplink.cache.format.names import Names
+    from deeplink.cache.pack.building import Piece
+    from deeplink.cache.pack.plan import PackJob, PackPlan
+    from deeplink.cache.source.source import Listing, Source
+    from deeplink.core.config import Config
+    from deeplink.core.types import Member, NodeName, Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackProgress:
     """How far a packing is; `files` and `bytes` count those of reused shards too."""
 
-    files: int
-    bytes: int
-    shards: int
+    files: int = 0
+    bytes: int = 0
+    shards: int = 0
     total_files: int
     total_bytes: int
     total_shards: int
@@ -63,60 +58,32 @@ class PackProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackResult:
-    """What a packing came to.
+    """What a packing came to."""
 
-    Attributes:
-        name: the dataset.
-        version: what its name points at now.
-        files: samples in it.
-        bytes: their bytes.
-        shards: its shards.
-        seconds: how long it took.
-        placed: per shard the nodes that hold a copy.
-        read_files: files read from the source; fewer than `files` where sealed shards were reused.
-        unchanged: the version was the newest one already.
-        short: shards with fewer copies than wanted.
-    """
-
-    name: str
-    version: Version
+    name: str  # of the dataset
+    version: Version  # what its name points at now
     files: int
-    bytes: int
+    bytes: int  # of samples
     shards: int
     seconds: float
-    placed: Mapping[ShardId, tuple[NodeName, ...]]
-    read_files: int
-    unchanged: bool
-    short: int
+    placed: Mapping[ShardId, tuple[NodeName, ...]]  # per shard the nodes that hold a copy
+    read_files: int  # from the source; fewer than `files` where sealed shards were reused
+    unchanged: bool  # the version was the newest one already
+    short: int  # shards with fewer copies than wanted
 
 
 @dataclass(slots=True)
 class _Tally:
-    """Counts what is done and tells the listener."""
+    """Counts what is done and reports it."""
 
-    total_files: int
-    total_bytes: int
-    total_shards: int
+    done: PackProgress
     listener: Callable[[PackProgress], None]
-    files: int = 0
-    bytes: int = 0
-    shards: int = 0
     read_files: int = 0
 
     def add(self, files: int, size: int, *, shards: int = 0) -> None:
-        self.files += files
-        self.bytes += size
-        self.shards += shards
-        self.listener(
-            PackProgress(
-                files=self.files,
-                bytes=self.bytes,
-                shards=self.shards,
-                total_files=self.total_files,
-                total_bytes=self.total_bytes,
-                total_shards=self.total_shards,
-            )
-        )
+        done = self.done
+        self.done = replace(done, files=done.files + files, bytes=done.bytes + size, shards=done.shards + shards)
+        self.listener(self.done)
 
     def was_read(self, files: int, size: int) -> None:
         self.read_files += files
@@ -126,39 +93,32 @@ class _Tally:
 def plan_pack(
     source: str, name: str, *, config: Config, members: int = 0, append: bool = False
 ) -> tuple[Listing, PackPlan, int]:
-    """Return what `pack` onto so many members would do; writes nothing.
-
-    Returns:
-        What the source holds, the shards to be, and how many of them are there already.
-
-    Raises:
-        SourceError, SourceFileError, BadKeyError, KeyCollisionError: the source cannot be packed.
-        DatasetNameError: `name` cannot be a dataset's.
-        AppendError: there is nothing to append to.
-        CatalogError: the catalog cannot be read.
-    """
+    """Return what `pack` onto so many members would do; writes nothing."""
     checked_name(name)
     job = planned_job(open_source(source), Catalog(config.catalog), name, config, members=members, append=append)
     return job.listing, job.plan, sum(job.known(number) is not None for number in range(len(job.plan.shards)))
 
 
-def check_pack(source: str, name: str, *, config: Config, append: bool = False, home: str = "") -> None:
-    """Find what can be known to be wrong with a packing before anything is started for it; takes next to no time.
+def _refuse_within(source: Source, places: Mapping[str, str]) -> None:
+    """Return if none of some folders lies in a source: what is written there would be packed the next time."""
+    for what, place in places.items():
+        folder = place.removeprefix("file://")
+        if not (source.local and folder) or "://" in folder:
+            continue
+        if Path(folder).resolve().is_relative_to(Path(source.url).resolve()):
+            problem = f"the {what} {place} lies in it, and would be packed too"
+            raise SourceError(source.url, problem, f"Let the {what} lie elsewhere, or pack a folder without it.")
 
-    Raises:
-        SourceError: the source is not there, of an unknown kind, or holds the catalog, the store or the home.
-        DatasetNameError: `name` cannot be a dataset's.
-        AppendError: there is nothing to append to.
-        HomeError: the home cannot be asked.
-        CatalogError: the catalog cannot be written.
-    """
+
+def check_pack(source: str, name: str, *, config: Config, append: bool = False, home: str = "") -> None:
+    """Find what is wrong with a packing before anything is started for it."""
     checked_name(name)
     origin, catalog = open_source(source), Catalog(config.catalog)
     origin.check()
-    refuse_within(origin, {"catalog": str(config.catalog), "store": str(config.store), "home": home})
+    _refuse_within(origin, {"catalog": str(config.catalog), "store": str(config.store), "home": home})
     catalog.check_writable(name)
     if append and not catalog.versions(name):
-        raise AppendError(name, "it has no version yet")
+        raise cannot_append(name, "it has no version yet")
     if home:
         open_home(home).has(ShardId("0" * 40), 0)
 
@@ -180,28 +140,6 @@ def pack(
     Shards have at most `config.shard_bytes` of samples, and less where several members are to share few (see
     `plan.shard_size`). While no file changes they stay as they are, unless they are larger than that or too few.
     Members pack their share themselves (see `distributed_pack`); what none of them can pack, this process packs.
-
-    Args:
-        source: a local folder or an fsspec URL.
-        name: what to call the dataset.
-        config: catalog, store, replicas, shard size and this node's name.
-        members: the agents to place shards on; none: this node's store alone.
-        token: what calls to members carry.
-        progress: called as files are read, in this thread.
-        clock: where time comes from.
-        append: share with the newest version what has not changed since (see `appending`).
-        home: a folder or URL to keep each shard and the index in besides; empty for none.
-
-    Raises:
-        SourceError, SourceFileError, SourceChangedError: the source cannot be packed as it is.
-        BadKeyError, KeyCollisionError: names in it cannot be keys.
-        DatasetNameError: `name` cannot be a dataset's.
-        AppendError: there is nothing to append to, or it is of another source.
-        StoreFullError, StoreError, ShardWriteError: shards cannot be written here.
-        PlacementError: no member takes a shard.
-        HomeError: the home cannot be used.
-        PackRunningError: the same is being packed by another process.
-        CatalogError: the catalog cannot be written.
     """
     clock = clock or SystemClock()
     began = clock.monotonic()
@@ -210,12 +148,14 @@ def pack(
     kept_at = open_home(home) if home else None
     catalog.check_writable(name)
     job = planned_job(origin, catalog, name, config, members=len(members), append=append)
-    tally = _Tally(len(job.listing), int(job.listing.sizes.sum()), len(job.plan.shards), progress)
+    planned = PackProgress(
+        total_files=len(job.listing), total_bytes=int(job.listing.sizes.sum()), total_shards=len(job.plan.shards)
+    )
+    tally = _Tally(planned, progress)
     with (
         Placer(store, node_name(config), members, token, replicas=config.replicas) as placer,
         staging(store.root, job.plan.digest, clock.unix()) as stage,
-        FileReader(origin, clock) as reader,
-        ShardPipeline(origin, reader, PipelineContext(store, stage, placer, kept_at), tally.was_read) as line,
+        ShardPipeline(origin, store, stage, placer, home=kept_at, clock=clock, done=tally.was_read) as line,
     ):
         try:
             job.put_aside(stage.folder)
@@ -224,13 +164,28 @@ def pack(
         if not members:
             placer.needed.update(job.shared())
             keep_to_budget(store, config, clock, staying=placer.needed)
-        work = _Work(job, line, stage, placer, tally)
+        work = _Work(job, line, tally)
         todo = work.reused()
         if members and todo:
-            task = PackTask(origin.url, job.plan.digest, tuple(members), config.replicas, home)
-            todo = work.spread(todo, DistributedPack(task, token, clock))
+            task = cache_pb2.PackTask(
+                source=origin.url,
+                plan=job.plan.digest,
+                members=format_members(tuple(members)),
+                replicas=config.replicas,
+                home=home,
+            )
+            able = [member for member in members if placer.answers(member.name)]
+            todo = work.spread(todo, DistributedPack(task, token, clock), able)
         work.build(todo)
-        record = _record(job, tally, clock)
+        record = PackRecord(
+            source=job.source,
+            plan=job.plan.digest,
+            shard_bytes=job.plan.shard_bytes,
+            files=planned.total_files,
+            bytes=planned.total_bytes,
+            shards=planned.total_shards,
+            packed_unix=clock.unix(),
+        )
         version = catalog.publish(name, job.content(work.pieces, home), record)
         job.keep_marks(catalog.path(name, version))
         if kept_at is not None:
@@ -239,9 +194,9 @@ def pack(
     return PackResult(
         name=name,
         version=version,
-        files=record.files,
-        bytes=record.bytes,
-        shards=record.shards,
+        files=planned.total_files,
+        bytes=planned.total_bytes,
+        shards=planned.total_shards,
         seconds=clock.monotonic() - began,
         placed=placed,
         read_files=tally.read_files,
@@ -250,26 +205,12 @@ def pack(
     )
 
 
-def _record(job: PackJob, tally: _Tally, clock: Clock) -> PackRecord:
-    return PackRecord(
-        source=job.source,
-        plan=job.plan.digest,
-        shard_bytes=job.plan.shard_bytes,
-        files=tally.total_files,
-        bytes=tally.total_bytes,
-        shards=tally.total_shards,
-        packed_unix=clock.unix(),
-    )
-
-
 @dataclass(slots=True)
 class _Work:
-    """Makes the shards of a job, by whom it can."""
+    """Makes the shards of a job, reused, by members or here."""
 
     job: PackJob
     line: ShardPipeline
-    stage: Staging
-    placer: Placer
     tally: _Tally
     pieces: dict[int, Piece] = field(default_factory=dict)
 
@@ -288,7 +229,7 @@ class _Work:
             count = wanted.stop - wanted.start
             piece = self.job.known(number)
             if piece is None and self.job.listing.marked:
-                piece = self.stage.noted(number, count)
+                piece = self.line.stage.noted(number, count)
             if piece is not None and self.line.keep(number, piece):
                 self.tally.add(count, wanted.payload)
                 self._settle(number, piece)
@@ -296,19 +237,18 @@ class _Work:
                 todo.append(number)
         return todo
 
-    def spread(self, numbers: list[int], spread: DistributedPack) -> list[int]:
+    def spread(self, numbers: list[int], spread: DistributedPack, members: Sequence[Member]) -> list[int]:
         """Have members pack these shards; return the numbers of those that are left to do here."""
-        able = [member for member in spread.task.members if self.placer.answers(member.name)]
-        with spread.among(able, numbers, self._asked) as events:
+        with spread.among(members, numbers, self._asked) as events:
             for event in events:
                 if isinstance(event, ReadProgress):
                     self.tally.was_read(event.files, event.bytes)
                 elif isinstance(event, ShardMade):
-                    self.placer.saw(event.piece.id, event.piece.bytes, event.holders)
-                    self.stage.note(event.number, event.piece)
+                    self.line.placer.saw(event.piece.id, event.piece.bytes, event.holders)
+                    self.line.stage.note(event.number, event.piece)
                     self._settle(event.number, event.piece)
-                elif isinstance(event, Gone):
-                    self.placer.silent(event.member, event.problem)
+                elif isinstance(event, MemberGone):
+                    self.line.placer.silent(event.member, event.problem)
                 else:
                     # Whether the file is at fault or that node's way to it, this process finds out.
                     self.build([event.number])
@@ -316,15 +256,13 @@ class _Work:
         return [number for number in numbers if number not in self.pieces]
 
     def _complete(self, numbers: Sequence[int]) -> None:
-        """Give shards the copies they lack; a member that is found gone by it makes others lack one."""
-        tried: set[int] = set()
-        while short := [n for n in numbers if n not in tried and not self._is_placed(n)]:
-            tried.update(short)
-            for number in short:
-                self.line.keep(number, self.pieces[number])
-
-    def _is_placed(self, number: int) -> bool:
-        return self.placer.is_placed(self.pieces[number].id, self.pieces[number].bytes)
+        """Give shards the copies they lack, once each: a member found gone meanwhile makes others lack one."""
+        is_placed = self.line.placer.is_placed
+        left = {number: self.pieces[number] for number in numbers}
+        while short := {number: piece for number, piece in left.items() if not is_placed(piece.id, piece.bytes)}:
+            for number, piece in short.items():
+                self.line.keep(number, piece)
+                del left[number]
 
     def _asked(self, number: int) -> ShardShare:
         names, sizes = self._rows(number)

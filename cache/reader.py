@@ -5,49 +5,206 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import numpy as np
 from typing_extensions import override
 
-from deeplink.cache.batch import Batch
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.errors import IndexFormatError, IndexMendedError, RowError, SampleUnavailableError
-from deeplink.cache.holding.fetching import WantedShard
-from deeplink.cache.holding.healing import Healer
-from deeplink.cache.membership import configured_members, members_token, node_name
-from deeplink.cache.reads.arenas import Arenas
-from deeplink.cache.reads.fallback import Fallback
-from deeplink.cache.reads.local import LocalReader
-from deeplink.cache.reads.read_stats import ReadStats, ReadTotals
-from deeplink.cache.remote.batch_plan import BatchOutcome
-from deeplink.cache.remote.fleet import MemberPool
-from deeplink.cache.remote.transport import PlainTransport
-from deeplink.cache.sources.bucket import SourceCap, TokenBucket
-from deeplink.cache.store import Store
-from deeplink.clock import Clock, SystemClock
-from deeplink.config import Config, load_config
-from deeplink.errors import DeepLinkError
-from deeplink.mounts import slowness
+from deeplink.cache.errors import (
+    HomeError,
+    IndexFormatError,
+    IndexMendedError,
+    KeyMissingError,
+    SampleUnavailableError,
+    SourceChangedError,
+)
+from deeplink.cache.format import block
+from deeplink.cache.membership import configured_members, members_token, node_name, site_members
+from deeplink.cache.read.batch import Arenas, Batch
+from deeplink.cache.read.local import LocalReader
+from deeplink.cache.replicate.budget import keep_to_budget
+from deeplink.cache.replicate.fetching import Healer, WantedShard
+from deeplink.cache.source.cap import CappedSource, SourceCap, TokenBucket
+from deeplink.cache.source.home import open_home
+from deeplink.cache.source.source import open_source
+from deeplink.cache.store.store import Store
+from deeplink.cache.transfer.fleet import MemberPool
+from deeplink.cache.transfer.frames import BatchOutcome
+from deeplink.cache.transfer.transport import PlainTransport
+from deeplink.core import process_metrics
+from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.config import Config, load_config
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.mounts import slowness
+from deeplink.rpc.tokens import read_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
-    from deeplink.cache.index import Index
-    from deeplink.types import Version
+    from deeplink.cache.format.index import Index
+    from deeplink.cache.source.home import PackedHome
+    from deeplink.cache.source.source import Source
+    from deeplink.core.types import Member, Version
 
 log = logging.getLogger(__name__)
 
-_HASTE = 10
+_STALL_S = 0.5
+"""What a batch from other nodes never takes when all is well."""
+_RANK_SHARE = 10
 """How much more a rank may take from the source than agents that fill in the background: training waits for it."""
 _MENDINGS = 8
 """Tries to read with an index of which a part was just restored; a batch comes by no more parts."""
+_FALLBACK_THREADS = 16
+_FEW = 4
+"""So many samples are read from the source one after another: threads would take longer to start."""
 
 _Read = TypeVar("_Read")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadStats:
+    """How reads were served by this process since it opened the reader."""
+
+    local_samples: int = 0  # from this node's store
+    local_bytes: int = 0
+    peer_samples: int = 0  # from other members
+    peer_bytes: int = 0
+    source_samples: int = 0  # from the source, or the packed home
+    source_bytes: int = 0
+    failures: int = 0  # tries that failed: a damaged shard, a silent member, wrong bytes
+    healed: int = 0  # samples that a try failed for and that were served all the same
+    requests: int = 0  # batches asked of other members, second requests not among them
+    second_requests: int = 0  # asked because the first member had not begun to answer in its usual time
+    overtaken: int = 0  # requests given up because second ones had brought everything
+    busy: int = 0  # requests that a busy member refused; others served them, or it did later
+    stalls: int = 0  # batches that waited longer than half a second for what is not on this node
+    longest_wait_s: float = 0.0  # of such waits, a stall or not
+
+
+class ReadTotals:
+    """The counts of one process. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._longest_wait_s = 0.0
+        process_metrics.of_process.count_in(self)
+
+    def count(self, **counts: int) -> None:
+        """Add to fields of `ReadStats`."""
+        with self._lock:
+            for name, number in counts.items():
+                self._counts[name] += number
+
+    def waited(self, seconds: float, samples: int) -> None:
+        """Note that so many samples from elsewhere took so long."""
+        is_stall = seconds > _STALL_S
+        if is_stall:
+            log.warning("%d samples that are not on this node took %.1f s", samples, seconds)
+        with self._lock:
+            self._longest_wait_s = max(self._longest_wait_s, seconds)
+            self._counts["stalls"] += is_stall
+
+    def stats(self) -> ReadStats:
+        """Return what was counted so far."""
+        with self._lock:
+            return ReadStats(**self._counts, longest_wait_s=self._longest_wait_s)
+
+    def vitals(self) -> dict[str, float]:
+        """Return how many samples came from where, for the reports of training; nothing before the first."""
+        found = self.stats()
+        counts = {
+            process_metrics.LOCAL_SAMPLES: found.local_samples,
+            process_metrics.PEER_SAMPLES: found.peer_samples,
+            process_metrics.SOURCE_SAMPLES: found.source_samples,
+        }
+        return {name: float(count) for name, count in counts.items()} if any(counts.values()) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Fallen:
+    """Samples that were read from home or source, and per position that neither gave, why."""
+
+    problems: dict[int, list[str]]
+    samples: int
+    bytes: int
+
+
+class Fallback:
+    """Reads samples that no member gave: pieces of the packed home's shards, else the small files themselves.
+
+    Safe to use from several threads; each process needs its own.
+    """
+
+    def __init__(self, index: Index, cap: SourceCap) -> None:
+        self._index, self._cap = index, cap
+        self._source: Source | None = None
+        self._home: PackedHome | None = None
+        self._pool: ThreadPoolExecutor | None = None
+
+    def fill(self, rows: np.ndarray, positions: np.ndarray, batch: Batch) -> Fallen:
+        """Fill `batch[p]` with the bytes of `rows[p]` for each of `positions`; many of them many at a time."""
+        wanted = positions.tolist()
+        if len(wanted) > _FEW:
+            self._pool = self._pool or ThreadPoolExecutor(
+                _FALLBACK_THREADS, thread_name_prefix="deeplink-fallback"
+            )
+            calls = [self._pool.submit(self._read, int(rows[p]), batch[p]) for p in wanted]
+            try:
+                tried = [call.result() for call in calls]
+            finally:
+                # Whatever ends this: nothing is written into the batch any more once it is given back.
+                for call in calls:
+                    call.cancel()
+                wait(calls)
+        else:
+            tried = [self._read(int(rows[p]), batch[p]) for p in wanted]
+        problems = {position: why for position, why in zip(wanted, tried, strict=True) if why is not None}
+        size = sum(len(batch[position]) for position in wanted if position not in problems)
+        return Fallen(problems, len(wanted) - len(problems), size)
+
+    def _read(self, row: int, into: memoryview) -> list[str] | None:
+        """Read one sample; return why that was not possible, None where it was."""
+        problems: list[str] = []
+        for read in (self._from_home, self._from_source) if self._index.home else (self._from_source,):
+            try:
+                read(row, into)
+            except DeepLinkError as problem:
+                problems.append(str(problem))
+            else:
+                return None
+        return problems
+
+    def _from_home(self, row: int, into: memoryview) -> None:
+        self._home = self._home or open_home(self._index.home)
+        number = int(self._index.shard[row])
+        shard, starts, at = self._index.shards[number], self._index.block_offsets(number), 0
+        for place, offset, length in self._index.pieces(row):
+            self._cap.spend(length)
+            piece = self._home.fetch_range(shard.id, int(starts[place]) + offset, length)
+            into[at : at + length] = piece
+            at += length
+        if block.checksum(into) != int(self._index.checksums[row]):
+            raise HomeError(self._index.home, f"its copy of shard {shard.id} is damaged")
+
+    def _from_source(self, row: int, into: memoryview) -> None:
+        key = self._index.key(row)
+        self._source = self._source or CappedSource(open_source(self._index.source), self._cap)
+        into[:] = self._source.read(key, len(into))
+        if block.checksum(into) != int(self._index.checksums[row]):
+            raise SourceChangedError(self._index.source, key, "its bytes are not those that were packed")
+
+    def close(self) -> None:
+        """End the threads once what they read has come."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
 
 
 @dataclass(slots=True, eq=False)
@@ -56,14 +213,15 @@ class _Process:
 
     pid: int
     local: LocalReader
-    fleet: MemberPool | None
+    pools: tuple[MemberPool, ...]  # the standing cache's, then the job's
     healer: Healer
     fallback: Fallback
     tally: ReadTotals
     arenas: Arenas
+    fills: bool  # brings what it misses to the store
 
 
-# One lock for all readers, made anew in a forked child: another thread may hold it at the moment of the fork.
+# One lock for all readers, replaced in a forked child: another thread may hold it at the moment of the fork.
 _opening = threading.Lock()
 
 
@@ -76,13 +234,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Reader:
-    """A dataset's version, readable by row. Safe to use from several threads, across fork, and to pickle.
-
-    Attributes:
-        name: the dataset.
-        version: the version it reads, whatever is packed meanwhile.
-        index: its index.
-    """
+    """A dataset's version, readable by row. Safe to use from several threads, across fork, and to pickle."""
 
     def __init__(self, name: str, index: Index, config: Config, clock: Clock) -> None:
         self.name, self.index, self.version = name, index, index.version
@@ -92,19 +244,14 @@ class Reader:
 
     @classmethod
     def open(cls, name: str, *, version: Version | None = None, config: Config | None = None) -> Self:
-        """Return a reader of a dataset, of its newest version when none is named.
-
-        Raises:
-            DatasetMissingError, DatasetNameError: there is no such dataset.
-            IndexFormatError: its index is damaged.
-            ConfigError: the configuration cannot be used.
-        """
+        """Return a reader of a dataset, of its newest version when none is named."""
         config = config or load_config()
         return cls(name, Catalog(config.catalog).open(name, version), config, SystemClock())
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (type(self), self.name, self.version, self._config), {"_leader": self._leader}
+        reopen = partial(type(self).open, version=self.version, config=self._config)
+        return reopen, (self.name,), {"_leader": self._leader}
 
     def __len__(self) -> int:
         return len(self.index)
@@ -112,16 +259,7 @@ class Reader:
     def batch(self, rows: Sequence[int] | np.ndarray, room: Callable[[int], np.ndarray] | None = None) -> Batch:
         """Return the bytes of samples in one arena, in the order of `rows`.
 
-        They are copied by system calls, so that nothing that happens to a file or a disk meanwhile is worse than a
-        sample that is read from elsewhere.
-
-        Args:
-            rows: which.
-            room: gives the arena for so many bytes, uint8; memory of its own when not given.
-
-        Raises:
-            RowError: a row is not in the index.
-            SampleUnavailableError: a sample cannot be had anywhere.
+        They are copied by system calls: a file or disk that fails meanwhile costs a read from elsewhere, no more.
         """
         wanted = self._checked(rows)
         made: list[Batch] = []
@@ -160,26 +298,16 @@ class Reader:
         return self.batch(rows).views()
 
     def will_need(self, rows: Sequence[int] | np.ndarray) -> None:
-        """Ask this node's disk for samples that will be read later, where they lie on it; does not wait for it.
-
-        Whatever is in the way of it is met, and healed, when they are read.
-
-        Raises:
-            RowError: a row is not in the index.
-        """
+        """Ask this node's disk for samples that will be read later, where they lie on it; does not wait for it."""
         wanted = self._checked(rows)
-        with suppress(DeepLinkError, OSError):
+        with suppress(DeepLinkError, OSError):  # what is in the way is met, and healed, when they are read
             self._process().local.will_need(wanted)
 
     def views(self, rows: Sequence[int] | np.ndarray) -> list[memoryview]:
         """Return the bytes of samples, in the order of `rows`, without copying what lies verified on this node.
 
-        The fastest way to read, for who does not fear for the SSD: see `LocalReader.views`. Views stay valid as
-        long as they are referred to; those of mapped files are read-only.
-
-        Raises:
-            RowError: a row is not in the index.
-            SampleUnavailableError: a sample cannot be had anywhere.
+        The fastest way to read, where the SSD can be trusted: see `LocalReader.views`. Views stay valid as long as
+        they are referred to; those of mapped files are read-only.
         """
         wanted = self._checked(rows)
         if not len(wanted):
@@ -196,14 +324,9 @@ class Reader:
         return cast("list[memoryview]", found)
 
     def announce(self, shards: Sequence[int], needed: int) -> None:
-        """Say in which order shards are read from now on, so that this node keeps those that are.
+        """Say in which order shards are read from now on, so that this node keeps those; until then it keeps all.
 
-        Until then all shards of the version count as needed. It is said for the copies of this reader too that are
-        made from now on, by fork or by pickling: a DataLoader's workers read what the trainer knows of.
-
-        Args:
-            shards: numbers of shards, the next one first; each once.
-            needed: how many of them, from the first, the running epoch still reads.
+        It holds also for copies of this reader made from now on, by fork or pickling (DataLoader workers).
         """
         with suppress(DeepLinkError, OSError):  # what is in the way is met when they are read
             self._leader = self._process().local.shards.announce(shards, needed)
@@ -213,7 +336,7 @@ class Reader:
         # A negative row is a huge one when it is taken for unsigned: one look for both ends.
         if len(wanted) and int(wanted.view(np.uint64).max()) >= len(self.index):
             low, high = int(wanted.min()), int(wanted.max())
-            raise RowError(low if low < 0 else high, len(self.index))
+            raise KeyMissingError(low if low < 0 else high, len(self.index))
         return wanted
 
     def _fill(self, wanted: np.ndarray, batch: Batch) -> None:
@@ -229,7 +352,10 @@ class Reader:
 
     def _fill_from_elsewhere(self, own: _Process, rows: np.ndarray, positions: np.ndarray, batch: Batch) -> None:
         damaged = self._heal_damaged(own)
-        outcome = own.fleet.fill(rows, positions, batch) if own.fleet else BatchOutcome(positions)
+        outcome = BatchOutcome(positions)
+        for pool in own.pools:
+            if len(outcome.missing):
+                outcome.go_on(pool.fill(rows, outcome.missing, batch))
         missing, lengths = outcome.missing, batch.lengths
         size = int(lengths[positions].sum()) - int(lengths[missing].sum())
         served = len(positions) - len(missing)
@@ -242,23 +368,25 @@ class Reader:
             own.tally.count(healed=sum(1 for p in positions.tolist() if p in failed or int(shards[p]) in damaged))
 
     def _fill_at_last(self, own: _Process, rows: np.ndarray, outcome: BatchOutcome, batch: Batch) -> set[int]:
-        """Have samples that no member gave; return the positions of those that home and source had not either.
+        """Read samples that no member gave; return the positions of those that home and source had not either.
 
-        Members that are left alone because they failed a moment ago are asked after all: they may be back. So may
-        be what was missing here.
-
-        Raises:
-            SampleUnavailableError: one cannot be had anywhere.
+        For these, members that failed a moment ago are asked after all, and this node's store is looked at again.
         """
         fallen = own.fallback.fill(rows, outcome.missing, batch)
         own.tally.count(source_samples=fallen.samples, source_bytes=fallen.bytes, failures=len(fallen.problems))
+        if own.fills:  # the next epoch is to find them here
+            self._bring(own, rows, [p for p in outcome.missing.tolist() if p not in fallen.problems])
         if fallen.samples:
             why = "; ".join(sorted({text for texts in outcome.problems.values() for text in texts}))
-            log.info("%d samples came from home or source: %s", fallen.samples, why or "nobody holds their shards")
+            log.info(
+                "%d samples came from home or source: %s", fallen.samples, why or "no member holds their shards"
+            )
         if not fallen.problems:
             return set()
         lost, lengths = np.array(sorted(fallen.problems), np.int64), self.index.lengths
-        left = own.fleet.fill(rows, lost, batch, last_resort=True).missing if own.fleet else lost
+        left = lost
+        for pool in own.pools:
+            left = pool.fill(rows, left, batch, last_resort=True).missing
         missing = own.local.fill_again(rows, left, batch)
         if len(missing):
             position = int(missing[0])
@@ -271,11 +399,17 @@ class Reader:
         own.tally.count(local_samples=len(left), local_bytes=here)
         return set(fallen.problems)
 
+    def _bring(self, own: _Process, rows: np.ndarray, positions: Sequence[int]) -> None:
+        """Have the shards of these positions brought to this node in the background."""
+        shards = own.local.shards
+        for number in sorted({int(self.index.shard[rows[position]]) for position in positions}):
+            own.healer.bring(WantedShard.of(self.index, number), partial(shards.forget_absent, (number,)))
+
     def _heal_damaged(self, own: _Process) -> set[int]:
         shards = own.local.shards
         damaged = shards.take_damaged()
         for number in damaged:
-            own.healer.heal(WantedShard.of(self.index, number), partial(shards.look_again, number))
+            own.healer.heal(WantedShard.of(self.index, number), partial(shards.vouch, number))
         return damaged
 
     def _process(self) -> _Process:
@@ -289,60 +423,72 @@ class Reader:
             return own
 
     def _opened(self) -> _Process:
-        everyone, node = configured_members(self._config), node_name(self._config)
-        others = [member for member in everyone if member.name != node]
-        token = members_token(self._config, others)
+        config, tally = self._config, ReadTotals()
+        node, (everyone, token) = node_name(config), self._members()
         # A store that cannot be made must not end a training that others can serve.
-        store = Store(self._config.store, make=False)
-        fleet = None
-        if others:
-            deadline_s = self._config.read_deadline_ms / 1000
-            transport = PlainTransport(token, self._clock)
-            fleet = MemberPool(self.index, everyone, transport, self._clock, deadline_s=deadline_s, node=node)
+        store = Store(config.store, make=False)
+        if not everyone:  # no agent looks after it
+            keep_to_budget(store, config, self._clock, staying=())
+        pool_of = partial(
+            MemberPool, self.index, clock=self._clock, deadline_s=config.read_deadline_ms / 1000, count=tally.count
+        )
+        # The standing cache first: what it holds no agent of the job brings to the same SSD once more.
+        pools = [pool_of(there, PlainTransport(known, self._clock)) for there, known in self._standing()]
+        if everyone:
+            pools.append(pool_of(everyone, PlainTransport(token, self._clock), node=node))
         local = LocalReader(self.index, store, self._clock, always=self._config.check_every_read)
         local.shards.follow(self._leader)
-        if problem := slowness(self._config.store, self.index.source):
-            log.warning("dataset %s may be read slower than its files: %s", self.name, problem)
+        if slow := slowness(self._config.store, self.index.source):
+            log.warning("dataset %s may be read slower than its files: %s", self.name, slow)
+        # Where no agent does it; not into a home that nodes share, nor where the store is the slower one.
+        fills = config.fill_on_miss and not pools and not slow
         rates = (self._config.source_bytes_per_s, self._config.source_requests_per_s)
-        cap = SourceCap(TokenBucket(*(_HASTE * rate for rate in rates)), self._clock)
-        healer = Healer(store, everyone, token, self._clock, node=node)
-        return _Process(os.getpid(), local, fleet, healer, Fallback(self.index, cap), ReadTotals(), Arenas())
+        cap = SourceCap(TokenBucket(*(_RANK_SHARE * rate for rate in rates)), self._clock)
+        healer = Healer(store, everyone, token, self._clock, node=node, rates=rates)
+        fallback = Fallback(self.index, cap)
+        return _Process(os.getpid(), local, tuple(pools), healer, fallback, tally, Arenas(), fills=fills)
+
+    def _members(self) -> tuple[tuple[Member, ...], str]:
+        """Return all members and their token; a node whose own agent is the only one goes on without it."""
+        everyone, node = configured_members(self._config), node_name(self._config)
+        try:
+            return everyone, members_token(self._config, everyone)
+        except DeepLinkError as problem:
+            if any(member.name != node for member in everyone):
+                raise
+            log.warning("this node's own agent is not asked: %s", problem)
+            return (), ""
+
+    def _standing(self) -> list[tuple[tuple[Member, ...], str]]:
+        """Return the members of the standing cache and their token; a job goes on without them."""
+        file = self._config.site_token_file
+        try:
+            members = site_members(self._config)
+            return [(members, read_token(file))] if members and file is not None else []
+        except DeepLinkError as problem:
+            log.warning("the standing cache is not asked: %s", problem)
+            return []
 
     def stats(self) -> ReadStats:
         """Return how this process's reads were served so far."""
         own = self._own
         if own is None or own.pid != os.getpid():
             return ReadStats()
-        found = own.tally.stats()
-        if own.fleet is None:
-            return found
-        asked = own.fleet.stats()
-        return replace(
-            found,
-            requests=asked.requests,
-            second_requests=asked.second_requests,
-            overtaken=asked.overtaken,
-            busy=asked.busy,
-        )
+        return own.tally.stats()
 
     def close(self) -> None:
         """End connections and let go of files; views that were handed out stay valid, and a later read reopens."""
         with _opening:
             own, self._own, self._leader = self._own, None, ""
         if own is not None and own.pid == os.getpid():
+            own.healer.close()
             own.local.close()
             own.fallback.close()
-            if own.fleet is not None:
-                own.fleet.close()
+            for pool in own.pools:
+                pool.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
-
-
-def _reopened(kind: type[Reader], name: str, version: Version, config: Config) -> Reader:
-    return kind.open(name, version=version, config=config)

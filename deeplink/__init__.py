@@ -16,28 +16,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from deeplink.checkpoints import Checkpoint as Checkpoint
     from deeplink.checkpoints import Checkpoints as Checkpoints
-    from deeplink.dataset import Dataset as Dataset
-    from deeplink.errors import DeepLinkError as DeepLinkError
-    from deeplink.grouped import GroupedDataset as GroupedDataset
-    from deeplink.iterable import IterableDataset as IterableDataset
-    from deeplink.progress import report as report
-    from deeplink.progress import should_save as should_save
-    from deeplink.sections import section as section
-    from deeplink.timing import timed as timed
+    from deeplink.core.errors import DeepLinkError
+    from deeplink.data.dataset import Dataset
+    from deeplink.data.grouped import GroupedDataset
+    from deeplink.data.iterable import IterableDataset
+    from deeplink.training.progress import report, section, should_save
+    from deeplink.training.timing import timed
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Checkpoint": "deeplink.checkpoints",
     "Checkpoints": "deeplink.checkpoints",
-    "Dataset": "deeplink.dataset",
-    "DeepLinkError": "deeplink.errors",
-    "GroupedDataset": "deeplink.grouped",
-    "IterableDataset": "deeplink.iterable",
-    "report": "deeplink.progress",
-    "section": "deeplink.sections",
-    "should_save": "deeplink.progress",
-    "timed": "deeplink.timing",
+    "Dataset": "deeplink.data.dataset",
+    "DeepLinkError": "deeplink.core.errors",
+    "GroupedDataset": "deeplink.data.grouped",
+    "IterableDataset": "deeplink.data.iterable",
+    "report": "deeplink.training.progress",
+    "section": "deeplink.training.progress",
+    "should_save": "deeplink.training.progress",
+    "timed": "deeplink.training.timing",
 }
 
 __all__ = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed-skips.txt"
 # How long an example takes says how busy the machine is, and nothing of the code.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=25)
 settings.load_profile("untimed")
-# What takes numbers from it: tests/faults/test_model.py.
-settings.register_profile("thorough", parent=settings.get_profile("untimed"), print_blob=True)
+# What takes numbers from it: tests/effort.py, tests/faults/test_model.py.
+settings.register_profile("thorough", parent=settings.get_profile("untimed"), print_blob=True, max_examples=100)
 _NOT_ALLOWED = pytest.StashKey[list[str]]()
+_BEGAN = pytest.StashKey[float]()
+_NOT_REACHED = pytest.StashKey[int]()
 
 
 @pytest.fixture
@@ -51,6 +54,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--whole", action="store_true", help="fail when a test is skipped that --allowed-skips does not name"
     )
+    group.addoption(
+        "--within", type=float, metavar="SECONDS", help="begin no test after so long, and count the rest"
+    )
     group.addoption("--allowed-skips", type=Path, default=ALLOWED_SKIPS, help="file of patterns and reasons")
 
 
@@ -64,8 +70,26 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, _goes_on)
     config.stash[_NOT_ALLOWED] = []
+    config.stash[_BEGAN], config.stash[_NOT_REACHED] = time.monotonic(), 0
     for name in [name for name in os.environ if name.startswith("DEEPLINK_") and name != "DEEPLINK_TEST_RUN"]:
         del os.environ[name]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a slow test that tests/lanes.py would not find: it reads which files have some."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    silent = sorted(str(path) for path in slow if "mark.slow" not in path.read_text(encoding="utf-8"))
+    if silent:
+        raise pytest.UsageError(f"slow tests in files that do not say mark.slow themselves: {', '.join(silent)}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> object:
+    within = item.config.getoption("--within")
+    if within is None or time.monotonic() - item.config.stash[_BEGAN] < within:
+        return None
+    item.config.stash[_NOT_REACHED] += 1
+    return True
 
 
 class TooLongError(BaseException):
@@ -136,6 +160,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.stash[_NOT_REACHED]:
+        within = config.getoption("--within")
+        terminalreporter.line(
+            f"{config.stash[_NOT_REACHED]} tests were not reached in {within:.0f} s: `make test`."
+        )
     refused = config.stash[_NOT_ALLOWED]
     if refused:
         terminalreporter.section("skipped, and not allowed to be", red=True)

@@ -19,22 +19,23 @@ import numpy as np
 from typing_extensions import override
 
 from benchmarks.rows import Row, make_row, table, write_rows
-from deeplink.cache import block
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.index import Index, write_index
-from deeplink.cache.names import NameCollector
-from deeplink.cache.packing.jobs import PackJob, planned_job
-from deeplink.cache.packing.staging import Piece
-from deeplink.cache.sources.origin import Listing, Source
-from deeplink.config import Config
-from deeplink.types import ShardId
+from deeplink.cache.format import block
+from deeplink.cache.format.index import Index
+from deeplink.cache.format.index_format import write_index
+from deeplink.cache.format.names import NameCollector
+from deeplink.cache.pack.building import Piece
+from deeplink.cache.pack.plan import PackJob, planned_job
+from deeplink.cache.source.source import Listing, Source
+from deeplink.core.config import Config
+from deeplink.core.types import ShardId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
     from multiprocessing.context import ForkContext, SpawnContext
 
-    from deeplink.types import Version
+    from deeplink.core.types import Version
 
 SAMPLES = 10_000_000
 WORKERS = 8
@@ -69,7 +70,7 @@ class _NamesAlone(Source):
             found.add(
                 f"train/{folder}/", [f"{folder}_{n:08d}.JPEG" for n in numbers], sizes, (n + 1 for n in numbers)
             )
-        return Listing.of(found)
+        return Listing.of(self.url, found)
 
     @override
     def mark(self, key: str) -> int:

@@ -176,13 +176,13 @@ class Lab:
         return where not in self.dropped
 
     def open(self, where: str, size: int) -> None:
-        """Have a side open what it packed of the files of a size, anew."""
+        """Have a side open what it packed of the files of a size, again."""
         player, packed = self.player(where), self.kept(where, size)
         player.ask("close")
         player.ask("open", source=str(self.source(size).root), packed=str(packed))
 
     def open_each(self, sides: Sequence[str], size: int) -> None:
-        """Open each of the sides, anew; those that cannot are dropped."""
+        """Open each of the sides, again; those that cannot are dropped."""
         for side in sides:
             try:
                 if self.has(side):
@@ -191,7 +191,7 @@ class Lab:
                 self.drop(side, "opening", problem, for_good=True)
 
     def close_all(self) -> None:
-        """Have every side let go of its files; those that hold on to them are started anew."""
+        """Have every side let go of its files; those that hold on to them are started again."""
         for where, player in list(self._players.items()):
             if player.side.lingers:
                 self._players.pop(where).end()
@@ -280,7 +280,7 @@ def write_source(root: Path, files: int, size: int, seed: int = 0) -> Source:
 
 
 def in_turns(lab: Lab, entries: Sequence[str], what: str, turn: Callable[[str, str, int], Answer]) -> Turns:
-    """Have each entry do its work once per repeat, in an order drawn anew for each.
+    """Have each entry do its work once per repeat, in an order drawn again for each.
 
     Args:
         lab: where.

@@ -121,7 +121,7 @@ def _cold_whole(lab: Lab, size: int, side: str, way: str, seed: int) -> Answer:
 
 
 def _opened_cold(lab: Lab, size: int, side: str, way: str) -> None:
-    """Have a side open its files anew, with nothing of them in memory.
+    """Have a side open its files again, with nothing of them in memory.
 
     Args:
         lab: where it is measured.

@@ -25,11 +25,11 @@ from benchmarks.cache.local import WrongBytesError
 from benchmarks.cache.order import BATCH, expected
 from benchmarks.cache.players import ROOT, Player, UnmeasuredError
 from benchmarks.rows import make_row
-from deeplink import tokens
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.sandbox.cluster import Options, Sandbox
-from deeplink.scheduler.sandbox.processes import descendants, table
-from deeplink.scheduler.sandbox.shape import Shape
+from deeplink.core.errors import DeepLinkError
+from deeplink.rpc import tokens
+from deeplink.scheduler.testbed.cluster import Options, Sandbox
+from deeplink.scheduler.testbed.processes import descendants, table
+from deeplink.scheduler.testbed.shape import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -135,7 +135,7 @@ class Reading:
         return answers
 
     def _await_return(self) -> None:
-        """Read until the member is used again: connections to it are made anew."""
+        """Read until the member is used again: connections to it are made again."""
         for _ in range(_RETURNS):
             time.sleep(1)
             if self.epoch().longest_s < _UNDISTURBED_S:

@@ -4,7 +4,7 @@ The source is a folder of small files on a disk that the kernel slows down for t
 controller: a token bucket). The peer is the page cache, which is least recently used: raw files read under a
 bound on memory of that part of the data. Ours is a store, in memory like the page cache, that holds as much in
 shards and reads the rest from the source, whose pages are dropped before each epoch. Each epoch is an exact
-shuffle of all samples, drawn anew; batches are read ahead by one thread on both sides.
+shuffle of all samples, drawn again; batches are read ahead by one thread on both sides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.cache.players import Player, UnmeasuredError
 from benchmarks.cache.sides.ours import NAME, config_in
 from benchmarks.rows import make_row
 from deeplink.cache.packer import pack
-from deeplink.cache.store import Store
+from deeplink.cache.store.store import Store
 
 if TYPE_CHECKING:
     from benchmarks.cache.lab import Lab

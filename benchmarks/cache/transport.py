@@ -311,7 +311,7 @@ def _of_size(lab: Lab, where: Nodes, size: int) -> list[Row]:
 
 
 def _turns(lab: Lab, where: Nodes, servers: Servers, source: Source, clients: dict[str, Client]) -> float:
-    """Have each client read the same once, in an order drawn anew; return the bytes on our wire per byte read."""
+    """Have each client read the same once, in an order drawn again; return the bytes on our wire per byte read."""
     seed, samples, crossed = lab.seed(), len(source.digests), 0.0
     wanted = expected(source.digests, chain.from_iterable(batches(seed, samples, samples))) * _PASSES
     for side in lab.order.sample(list(clients), len(clients)):

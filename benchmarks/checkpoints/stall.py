@@ -28,7 +28,7 @@ from benchmarks.agents import agents
 from benchmarks.program import hand_over, unwind_when_told
 from benchmarks.rows import make_row
 from deeplink.checkpoints import Checkpoints
-from deeplink.publish import fsync_path
+from deeplink.core.publish import fsync_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -25,14 +25,14 @@ from benchmarks.program import hand_over, options, unwind_when_told
 from benchmarks.rows import make_row
 from benchmarks.scheduler.choices import Answer, Asked, Record, read_record, write_record
 from benchmarks.scheduler.manyslurmd import GPUS, Names, Shape, in_namespaces, said, slurm_of, wait_idle
+from benchmarks.simulate.floor import Floor
+from benchmarks.simulate.slurm_tree import slurm_choice
+from deeplink.core.types import NodeName
 from deeplink.scheduler.placement.request import NodeCapacity, PlacementCluster, PlacementRequest
 from deeplink.scheduler.placement.search import place
-from deeplink.scheduler.simulate.floor import Floor
-from deeplink.scheduler.simulate.slurm_tree import slurm_choice
 from deeplink.scheduler.slurm.nodeset import fold, unfold
 from deeplink.scheduler.topology.graph import Fabric
-from deeplink.scheduler.topology.order import rank_order, ring_crossings, stock_order
-from deeplink.types import NodeName
+from deeplink.scheduler.topology.rank_order import rank_order, ring_crossings, stock_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,7 +16,7 @@ A choice is among the configurations of as many GPUs and the same batch size, wh
 regret is the measured step of the least predicted (of equal ones the first in the file) over that of the fastest
 measured. All of a choice is left out of the fit that makes it (or all of as many GPUs, at any batch size): were
 each candidate left out of a fit of its own, a slow one's absence would make just its own prediction faster. The
-floor is what the regret would be if what the fit leaves over had nothing to do with shape: it is dealt out anew
+floor is what the regret would be if what the fit leaves over had nothing to do with shape: it is dealt out again
 among the placements, fifty times.
 """
 
@@ -31,19 +31,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks.model_fit import FREE, Measurement, Observed, fit, scatter
 from benchmarks.rows import BENCH, Row, make_row, table, write_rows
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.model.constants import Constants
-from deeplink.scheduler.model.effects import scatter
-from deeplink.scheduler.model.fit import FREE, Measurement, Observed, fit
-from deeplink.scheduler.model.job import Job
-from deeplink.scheduler.model.placement import NodeShare, Placement
+from deeplink.core.errors import DeepLinkError
+from deeplink.scheduler.placement.model.constants import Constants
+from deeplink.scheduler.placement.model.job_profile import Job, NodeShare, Placement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deeplink.scheduler.model.arrays import Floats
-    from deeplink.scheduler.model.fit import FittedModel
+    from benchmarks.model_fit import FittedModel
+    from deeplink.scheduler.placement.model.step import Floats
 
 _GPUS_OF_A_NODE = 4
 _NOMINAL_BYTES = 1e8  # the files do not tell; step times show bandwidth only relative to it

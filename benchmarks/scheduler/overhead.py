@@ -6,7 +6,7 @@ whether figures are reached or not.
 
 Each round submits the same job by sbatch and by every way of ours, in turns that change, from the login host; what
 is told is the time of the command there, and for each of ours the difference to sbatch's in the same round. Jobs
-are cancelled at once, so that each submission finds the cluster idle; a watchdog looks after nodes wished by name.
+are cancelled at once, so that each submission finds the cluster idle; a watchdog looks after nodes hinted by name.
 A Python that does nothing is timed beside them: on a busy machine it tells what the others suffer from.
 """
 
@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING
 
 from benchmarks.program import hand_over, options
 from benchmarks.rows import make_row
-from deeplink.scheduler.model.constants import Constants
-from deeplink.scheduler.model.stored import constants_text
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.scheduler.placement.model.constants import Constants, constants_text
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,8 +37,8 @@ _JOB = ["-N4", "--exclusive", "-t", "60", "-o", "/dev/null", "--parsable", "--wr
 WAYS = {
     "sbatch": ["sbatch", *_JOB],
     "Slurm's own choice is as good": ["deeplink", "sbatch", *_JOB],
-    "nodes wished by name": ["deeplink", "sbatch", "--deeplink-data", "images", *_JOB],
-    "no wish": ["deeplink", "sbatch", "--deeplink-place=off", *_JOB],
+    "nodes hinted by name": ["deeplink", "sbatch", "--deeplink-data", "images", *_JOB],
+    "no hint": ["deeplink", "sbatch", "--deeplink-place=off", *_JOB],
     PREDICTED: [
         *("env", "DEEPLINK_MODEL=constants.json", "deeplink", "sbatch", "--deeplink-profile=profile.json"),
         *_JOB,
@@ -75,7 +74,7 @@ print(json.dumps(found))
 
 
 def hold_data(cluster: Sandbox) -> None:
-    """Note that the nodes which Slurm would not take hold a dataset, so that they are wished by name."""
+    """Note that the nodes which Slurm would not take hold a dataset, so that they are hinted by name."""
     plain = cluster.run(CTL, ["sbatch", "--test-only", *_JOB]).stderr
     other = ["n1", "n3", "n5", "n7"] if "n[0,2,4,6]" in plain else ["n0", "n2", "n4", "n6"]
     nodes = {node: {"bytes": 1, "unix": 4e9} for node in other}
@@ -88,7 +87,7 @@ def hold_data(cluster: Sandbox) -> None:
 
 
 def begin_watch(cluster: Sandbox) -> Popen[bytes]:
-    """Start a watchdog that looks after nodes wished by name."""
+    """Start a watchdog that looks after nodes hinted by name."""
     own = cluster.home.parent / "watch"
     own.mkdir(mode=0o700)
     argv = [sys.executable, "-m", "deeplink", "watch", "--act", "--bind", WATCHED["DEEPLINK_WATCH"]]
@@ -112,11 +111,11 @@ def measured(rounds: int) -> dict[str, list[float]]:
     try:
         hold_data(cluster)
         write_model(cluster)
-        asked = ["deeplink", "sbatch", "--dry-run", *WAYS["nodes wished by name"][2:]]
+        asked = ["deeplink", "sbatch", "--dry-run", *WAYS["nodes hinted by name"][2:]]
         end = time.monotonic() + 60.0
         while "--nodelist=" not in (wished := cluster.run(CTL, asked, env=WATCHED).stdout):
             if time.monotonic() > end:
-                raise SystemExit(f"no nodes were wished by name:\n{wished}")
+                raise SystemExit(f"no nodes were hinted by name:\n{wished}")
             cluster.run(CTL, ["rm", "-f", ".local/state/deeplink/wishes/agreed.json"])
         argv = [sys.executable, "-c", _DRIVER, json.dumps(WAYS), str(rounds), CONTROL]
         done = cluster.run(CTL, argv, timeout_s=30 + 4 * rounds, env=WATCHED)

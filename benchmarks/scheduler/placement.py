@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING
 
 from benchmarks.program import hand_over, options
 from benchmarks.rows import make_row
+from benchmarks.simulate.fragmentation import fragmentation
+from deeplink.core.types import NodeName
 from deeplink.scheduler.placement import search
-from deeplink.scheduler.placement.cost import DEFAULT_COST
-from deeplink.scheduler.placement.fragmentation import fragmentation
 from deeplink.scheduler.placement.request import (
+    DEFAULT_COST,
     DataResidency,
     NodeCapacity,
     NoPlacementError,
@@ -41,14 +42,13 @@ from deeplink.scheduler.placement.request import (
 from deeplink.scheduler.placement.search import Want, place
 from deeplink.scheduler.topology.graph import Fabric, natural
 from deeplink.scheduler.topology.groups import Groups
-from deeplink.scheduler.topology.order import rank_order, ring_crossings, stock_order
-from deeplink.types import NodeName
+from deeplink.scheduler.topology.rank_order import rank_order, ring_crossings, stock_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from benchmarks.rows import Row
-    from deeplink.scheduler.placement.cost import Cost
+    from deeplink.scheduler.placement.request import Cost
 
 NODES, LEAVES, SPINES, JOB = 4096, 256, 16, 512
 TIB = 1 << 40
@@ -134,8 +134,8 @@ def one(name: str, seed: int) -> dict[str, float]:
 
 def _predicted(request: PlacementRequest) -> Cost:
     """Return the predicted step of a job that reads and talks, so that all parts of the model are needed."""
-    from deeplink.scheduler.model.constants import Constants, ReadSpeeds  # noqa: PLC0415 - numpy comes with it, and most states need none
-    from deeplink.scheduler.model.job import Job  # noqa: PLC0415 - as above
+    from deeplink.scheduler.placement.model.constants import Constants, ReadSpeeds  # noqa: PLC0415 - numpy comes with it, and most states need none
+    from deeplink.scheduler.placement.model.job_profile import Job  # noqa: PLC0415 - as above
     from deeplink.scheduler.placement.predicted import Predicted  # noqa: PLC0415 - as above
 
     job = Job(batch=32, sample_s=4.4e-3, gradient_bytes=680e6, sample_bytes=110e3)

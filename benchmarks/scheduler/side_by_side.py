@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.program import hand_over, options
 from benchmarks.rows import make_row
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.namespaced import Namespaced
-from deeplink.scheduler.sandbox.network import cable
-from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.command import CommandError
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.namespaced import Namespaced
+from deeplink.scheduler.testbed.shape import CTL, Shape, cable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,14 +62,14 @@ class Ran:
 def shaped(cluster: Sandbox) -> str:
     """Narrow every cable above a leaf; return why that cannot be, empty where it was done."""
     hardware = cluster.hardware
-    if not isinstance(hardware, Namespaced) or cluster.record.keeper is None:
+    if not isinstance(hardware, Namespaced):
         return "the nodes have no network of their own"
     leaves = [switch for switch in cluster.shape.switches if switch.nodes and switch.up]
     for leaf in leaves:
         for end in (cable(leaf.name), f"dn-{leaf.name}"):
             argv = ["tc", "qdisc", "add", "dev", end, "root", "tbf", "rate", f"{RATE_MBIT}mbit"]
             try:
-                hardware.machines.in_fabric(hardware.keeper, [*argv, "burst", "64kb", "latency", "100ms"])
+                hardware.in_fabric([*argv, "burst", "64kb", "latency", "100ms"])
             except CommandError as refused:
                 return f"the kernel shapes no links: {refused.stderr.strip()}"
     return ""

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from benchmarks.program import hand_over, options
 from benchmarks.rows import make_row
-from deeplink.scheduler.simulate.measure import SIZES, WIDE, Figure, What
-from deeplink.scheduler.simulate.policies import SchedulingPolicy
-from deeplink.scheduler.simulate.site import SimulatedTree, generated
-from deeplink.scheduler.simulate.study import Study, StudySettings, planned, run_once
-from deeplink.scheduler.simulate.trace import read_trace
+from benchmarks.simulate.measure import SIZES, WIDE, Figure, What
+from benchmarks.simulate.policies import SchedulingPolicy
+from benchmarks.simulate.site import SimulatedTree, generated
+from benchmarks.simulate.study import Study, StudySettings, planned, run_once
+from benchmarks.simulate.trace import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.program import hand_over, options
 from benchmarks.rows import make_row
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _DRIVER = r"""
 import json, mmap, os, re, signal, struct, subprocess, sys, time
 from deeplink.cli import cli, status, status_live, status_screen
-from deeplink.scheduler.view import look
+from deeplink.scheduler.jobs import job_view
 
 job, watchers, interval, slots = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
 COUNTS = mmap.mmap(-1, 8 * watchers)
@@ -51,14 +51,14 @@ def watch(number):
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
-    one = look.Viewer.one
+    one = job_view.Viewer.one
     def counted(self, word):
         found = one(self, word)
         if not found.problem:
             at = 8 * number
             COUNTS[at : at + 8] = struct.pack("Q", struct.unpack("Q", COUNTS[at : at + 8])[0] + 1)
         return found
-    look.Viewer.one = counted
+    job_view.Viewer.one = counted
     time.sleep(number * interval / watchers)
     cli.main(["status", job, f"--watch={interval}"], standalone_mode=False)
 

@@ -3,7 +3,7 @@
     python -m benchmarks.scheduler.waiting [--rounds 2] [--quick] [--json]
 
 A real Slurm of eight nodes on four leaves (a sandbox of its own; needs root). The same jobs come in the same order
-at the same times, once by sbatch and once by `deeplink sbatch`. Then a race is lost on purpose: a job is wished
+at the same times, once by sbatch and once by `deeplink sbatch`. Then a race is lost on purpose: a job is hinted
 two nodes, somebody else takes one of them before Slurm looks, and the time is taken until the job runs elsewhere.
 """
 
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.program import options
 from benchmarks.rows import make_row, table, write_rows
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,8 +73,8 @@ def _waited(cluster: Sandbox, number: str) -> Waited:
 
 _LOST = """
 import sys, time, os, pathlib
-from deeplink.scheduler.wish import record
-from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Recorded, Why
+from deeplink.scheduler.placement.hint import decision as record
+from deeplink.scheduler.placement.hint.decision import Ask, Decision, HintKind, Recorded, Why
 state = pathlib.Path(os.path.expanduser("~/.local/state/deeplink"))
 decision = Decision(kind=HintKind.NODES, why=Why.FREE_NOW, words="the race to be lost", nodes=("n0", "n4"))
 ask = Ask(nodes=2, exclusive=True)

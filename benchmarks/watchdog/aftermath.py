@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.watchdog.facts import Line, Told
     from benchmarks.watchdog.stand import Stand
     from benchmarks.watchdog.strikes import Struck
-    from deeplink.types import Attempt
+    from deeplink.core.types import Attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.watchdog import gate
 from benchmarks.watchdog.facts import newest_step
-from deeplink.scheduler.sandbox.lab.laboratory import How
-from deeplink.scheduler.sandbox.shape import CTL
+from deeplink.scheduler.testbed.lab.laboratory import How
+from deeplink.scheduler.testbed.shape import CTL
 
 if TYPE_CHECKING:
     import random

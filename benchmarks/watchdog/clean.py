@@ -21,7 +21,7 @@ from benchmarks.rows import make_row
 from benchmarks.watchdog.facts import newest_step
 from benchmarks.watchdog.scenarios import Rights
 from benchmarks.watchdog.stand import Stand, StandError, sweep, until
-from deeplink.scheduler.sandbox.shape import Shape
+from deeplink.scheduler.testbed.shape import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.watchdog.stand import StandError
 from deeplink.data.digest import DeliveryDigest
-from deeplink.scheduler.sandbox.shape import CTL
+from deeplink.scheduler.testbed.shape import CTL
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,13 +6,13 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deeplink.types import Attempt
+from deeplink.core.types import Attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from deeplink.scheduler.watch.records import ActionRecord, IncidentOutcome
+    from deeplink.scheduler.recovery.records import ActionRecord, IncidentOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

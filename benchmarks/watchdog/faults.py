@@ -3,7 +3,7 @@
     python -m benchmarks.watchdog.faults [--quick] [--only A,B] [--repeats 5] [--stock 3] [--seed 1]
 
 Each run has a cluster of its own, a job of an ordinary user whose ranks step together and save, and one fault.
-Scenarios take turns, in an order drawn anew for each repeat. What has no goal of seconds, and stock Slurm's cases,
+Scenarios take turns, in a new random order for each repeat. What has no goal of seconds, and stock Slurm's cases,
 go side by side at the beginning of a repeat: most of that is waiting; all others have the machine to themselves.
 A line is printed for each run, and what was measured so far is in build/bench/faults.runs.json; at the end the
 rows go to build/bench/faults.json. A scenario that does not come so far as its fault has a row that is short.
@@ -42,10 +42,10 @@ from benchmarks.watchdog.scenarios import (
 )
 from benchmarks.watchdog.stand import sweep
 from benchmarks.watchdog.turns import estimate_s, longest_first, side_by_side
-from deeplink.errors import DeepLinkError
-from deeplink.publish import write_text
-from deeplink.scheduler.sandbox.settings import SandboxSettings, User
-from deeplink.scheduler.sandbox.shape import Shape
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.publish import write_text
+from deeplink.scheduler.testbed.settings import SandboxSettings, User
+from deeplink.scheduler.testbed.shape import Shape
 
 if TYPE_CHECKING:
     import threading

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from benchmarks.program import hand_over, options, unwind_when_told
 from benchmarks.rows import BENCH, make_row
 from deeplink.checkpoints.interval import availability, availability_optimal
-from deeplink.publish import write_text
+from deeplink.core.publish import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

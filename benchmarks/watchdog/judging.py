@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from benchmarks.watchdog.facts import newest_step
 from benchmarks.watchdog.scenarios import EVERY, After, Never, Scenario
+from deeplink.scheduler.recovery.evidence import Remedy, WatchPolicy
+from deeplink.scheduler.recovery.records import IncidentKind
 from deeplink.scheduler.slurm.states import HELD
-from deeplink.scheduler.watch.evidence import WatchPolicy
-from deeplink.scheduler.watch.records import IncidentKind
-from deeplink.scheduler.watch.verdict import Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

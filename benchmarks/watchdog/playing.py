@@ -12,11 +12,11 @@ from benchmarks.watchdog.facts import Facts, newest_step
 from benchmarks.watchdog.judging import Figures, judge
 from benchmarks.watchdog.scenarios import AT_STEP, EIGHT, After, Hit, Never, Rights, Scenario, StockCase
 from benchmarks.watchdog.stand import Stand, StandError, until, wait
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.sandbox.lab.laboratory import How
-from deeplink.scheduler.sandbox.shape import CTL
-from deeplink.scheduler.watch.verdict import Remedy
-from deeplink.types import Attempt
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.types import Attempt
+from deeplink.scheduler.recovery.evidence import Remedy
+from deeplink.scheduler.testbed.lab.laboratory import How
+from deeplink.scheduler.testbed.shape import CTL
 
 if TYPE_CHECKING:
     from benchmarks.watchdog.facts import Line
@@ -113,10 +113,11 @@ def _hurt(stand: Stand, scenario: Scenario, chance: random.Random) -> Played:
     target, victims = _target(stand, scenario.hit, nodes, chance)
     how = How(rank=max(nodes) if scenario.hit is Hit.JOB else None, always=scenario.always)
     written, began = len(stand.output()), time.time()
-    stand.lab.inject(scenario.fault, target, how)
     if scenario.then:
-        second, victims = _target(stand, Hit.LAST, nodes, chance)
-        stand.lab.inject(scenario.then, second)
+        # First, so that no rank saves a newer checkpoint than the one that is torn.
+        dead, victims = _target(stand, Hit.LAST, nodes, chance)
+        stand.lab.inject(scenario.then, dead)
+    stand.lab.inject(scenario.fault, target, how)
     if scenario.kill_watchdog_at:
         _kill_watchdog(stand, scenario)
     over = _watched(stand, scenario, attempt, began)

@@ -29,8 +29,8 @@ from typing import IO, TYPE_CHECKING
 from benchmarks.program import hand_over, options, unwind_when_told
 from benchmarks.rows import make_row, rows_from, write_rows
 from benchmarks.scheduler.manyslurmd import Shape, in_namespaces, said, slurm_of, until
+from deeplink.scheduler.journal.journal import Journal, JournalError
 from deeplink.scheduler.slurm.nodeset import unfold
-from deeplink.scheduler.watch.journal import Journal, JournalError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.sandbox.shape import Shape
-from deeplink.scheduler.watch.records import IncidentKind
+from deeplink.scheduler.recovery.records import IncidentKind
+from deeplink.scheduler.testbed.shape import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,12 +90,12 @@ class Scenario:
         nodes: of the job, spares among them.
         all_gpus: the job takes every GPU of its nodes.
         options: of `deeplink run`, besides.
-        then: a second fault right after the first, on the last rank's node.
+        then: a second fault at the same moment, on the last rank's node.
         always: a rank exits at each attempt, not only once.
         sbatch: options of sbatch, besides.
         kill_watchdog_at: the watchdog is killed, and started again, when it has said this.
         resume: the watchdog takes nodes back that are well again, and that is waited for.
-        standing: every node has an agent as a system service, which may start slurmd anew.
+        standing: every node has an agent as a system service, which may start slurmd again.
         freezable: the shared storage is to be one that can stall.
         torch: ranks are DDP over gloo.
         stock: stock Slurm is measured beside it; of which fault.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.watchdog.aftermath import drained_used, fed_wrongly, fenced_saves
 from benchmarks.watchdog.dataset import DATASET, EPOCHS
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.slurm.job_address import JobAddress
+from deeplink.core.errors import DeepLinkError
+from deeplink.scheduler.slurm.parse import JobAddress
 from deeplink.scheduler.slurm.states import JobState
 
 if TYPE_CHECKING:

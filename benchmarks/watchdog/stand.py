@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING
 
 from benchmarks.watchdog.facts import Line, Told, read_logs
 from benchmarks.watchdog.scenarios import EVERY, PAUSE_S, SLURMD_TIMEOUT_S, Rights
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.sandbox import scripts
-from deeplink.scheduler.sandbox.cluster import Options, Sandbox
-from deeplink.scheduler.sandbox.lab.laboratory import Laboratory
-from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.core.errors import DeepLinkError
+from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.slurm.client import JobVanishedError, Slurm
-from deeplink.scheduler.slurm.job_address import JobAddress
-from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.slurm.parse import JobAddress
+from deeplink.scheduler.testbed.cluster import Options, Sandbox
+from deeplink.scheduler.testbed.lab.laboratory import Laboratory
+from deeplink.scheduler.testbed.namespaced import daemon_command
+from deeplink.scheduler.testbed.shape import CTL, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from deeplink.scheduler.recovery.records import ActionRecord
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
-    from deeplink.scheduler.watch.records import ActionRecord
 
 PORT = 7412
 AGENT_PORT = 7411
@@ -150,7 +150,7 @@ class Stand:
             raise StandError(f"the watchdog does not watch: {self.said()}")
 
     def attend(self) -> None:
-        """Start a node agent as a system service on every node: as root, and allowed to start slurmd anew.
+        """Start a node agent as a system service on every node: as root, and allowed to start slurmd again.
 
         Raises:
             StandError: one does not come up.
@@ -159,7 +159,7 @@ class Stand:
         logs = []
         for node in self.cluster.nodes:
             disks = self.cluster.layout.machine(node)
-            restart = scripts.daemon(node, str(self.cluster.layout.slurm_conf), rebooted=False)
+            restart = daemon_command(node, str(self.cluster.layout.slurm_conf), rebooted=False)
             env = {
                 "DEEPLINK_WATCH": self._address,
                 "DEEPLINK_STATE": str(own / "state"),
@@ -255,7 +255,7 @@ class Stand:
         return tuple(sorted(found, key=lambda told: told.detected_unix))
 
     def actions(self) -> tuple[ActionRecord, ...]:
-        """Return what the watchdog began, once for each time: requests that were given up are begun anew."""
+        """Return what the watchdog began, once for each time: requests that were given up are begun again."""
         found: list[ActionRecord] = []
         for path in self.journals()["watchdog"]:
             with suppress(DeepLinkError), Journal(path, read_only=True) as journal:

@@ -36,11 +36,11 @@ from benchmarks.watchdog.scenarios import Rights
 from benchmarks.watchdog.slots import SLOTS, Run, Slot
 from benchmarks.watchdog.stand import Stand, sweep, until
 from benchmarks.watchdog.strikes import KINDRED, Kindred, Strike, Struck, complaints, strikes
-from deeplink.errors import DeepLinkError
-from deeplink.publish import write_text
-from deeplink.scheduler.sandbox.shape import Shape
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.publish import write_text
+from deeplink.scheduler.recovery.records import IncidentKind
 from deeplink.scheduler.slurm.states import HELD, JobState
-from deeplink.scheduler.watch.records import IncidentKind
+from deeplink.scheduler.testbed.shape import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -291,7 +291,7 @@ def weather(
 
 
 def keep(storm: Storm, folder: Path) -> None:
-    """Leave in `folder`, made anew, what the watchdog, the jobs and Slurm's daemons said, and every incident."""
+    """Leave in `folder`, made again, what the watchdog, the jobs and Slurm's daemons said, and every incident."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "watchdog").write_text(storm.stand.said(), encoding="utf-8")

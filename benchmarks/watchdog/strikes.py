@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from benchmarks.watchdog.scenarios import LOST
-from deeplink.scheduler.watch.records import IncidentKind
+from deeplink.scheduler.recovery.records import IncidentKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

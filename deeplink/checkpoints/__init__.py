@@ -1,13 +1,17 @@
-"""Checkpoints that are whole or not there, and that only the newest attempt of a job can add to."""
+"""Checkpoints that are whole or not there, and that only the newest attempt of a job can add to.
+
+Other packages import: `agents`, `claims`, `copies`, `inspection`, `interval`, `manifest`, `multirank_save`,
+`tensors`.
+"""
 
 from __future__ import annotations
 
-from deeplink.checkpoints.advising import NoAdviceError
+from deeplink.checkpoints.agents import NotFetchedError
 from deeplink.checkpoints.claims import Claim, ClaimDamagedError
-from deeplink.checkpoints.fetching import NotFetchedError
 from deeplink.checkpoints.folder import Checkpoints
 from deeplink.checkpoints.found import (
     Checkpoint,
+    CheckpointError,
     CheckpointExistsError,
     FolderGoneError,
     NoModelError,
@@ -22,17 +26,17 @@ from deeplink.checkpoints.found import (
     UnmatchedStatesError,
     UnreadableStateError,
 )
-from deeplink.checkpoints.interval import Advice
+from deeplink.checkpoints.interval import Advice, NoAdviceError
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError, MetaError
-from deeplink.checkpoints.messages import MessageError
-from deeplink.checkpoints.multirank_save import PartsMissingError, SaveAbandonedError
+from deeplink.checkpoints.multirank_save import MessageError, PartsMissingError, SaveAbandonedError
 from deeplink.checkpoints.recovery_agreement import NoAgreementError
-from deeplink.types import FencedError
+from deeplink.core.types import FencedError
 
 __all__ = [
     "Advice",
     "Checkpoint",
     "CheckpointDamagedError",
+    "CheckpointError",
     "CheckpointExistsError",
     "CheckpointWriteError",
     "Checkpoints",

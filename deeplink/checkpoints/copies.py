@@ -1,4 +1,4 @@
-"""What a node has of runs: where its own checkpoints lie, and copies that it keeps for other nodes.
+"""The runs that a node knows of: where its own checkpoints lie, and copies that it keeps for other nodes.
 
 RUN/own                     where this node's own checkpoints of the run lie
 RUN/claims/                 who holds the run, as far as this node knows (deeplink.checkpoints.claims)
@@ -17,22 +17,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.claims import NO_CLAIM, Claim, ClaimDamagedError, Claims, claim_text, in_order, is_newer
-from deeplink.checkpoints.entries import DAMAGED_PREFIX, CheckpointName, Retention, entries, looks_whole
-from deeplink.checkpoints.fetching import FROM, OWN
+from deeplink.checkpoints.agents import FROM, OWN
+from deeplink.checkpoints.claims import (
+    DAMAGED_PREFIX,
+    NO_CLAIM,
+    CheckpointName,
+    Claim,
+    ClaimDamagedError,
+    Claims,
+    Retention,
+    entries,
+    in_order,
+    is_newer,
+    looks_whole,
+)
 from deeplink.checkpoints.manifest import NAME, CheckpointDamagedError, FileEntry
 from deeplink.checkpoints.saving import replaced, tidy, withdraw
-from deeplink.clock import Clock, SystemClock
-from deeplink.errors import DeepLinkError
-from deeplink.private import open_beneath, private_folder
-from deeplink.publish import published_folder, write_unsynced
-from deeplink.types import FencedError
+from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.private import open_beneath, private_folder
+from deeplink.core.publish import published_folder, write_unsynced
+from deeplink.core.types import FencedError
 from deeplink.v1 import keep_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from deeplink.checkpoints.fetching import There
+    from deeplink.checkpoints.agents import There
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +55,6 @@ _CLAIMS_KEPT = 4
 _RUN = re.compile(r"[0-9a-f]{32}")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OWN_FILE = "own"
-
-
-class NoSuchRunError(DeepLinkError):
-    """A name that is no run's, no node's or no checkpoint's came over the wire."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what!r} names nothing here")
-        self.what = what
 
 
 class NoRoomError(DeepLinkError):
@@ -70,11 +73,7 @@ class Copies:
     """The runs that a node knows of. Safe to use from several threads, as long as one alone keeps what is new.
 
     Where a run's own checkpoints lie and who holds it is kept in memory, too: ranks agree though the disk refuses.
-
-    Args:
-        root: the folder, on the node's own disk; made when something is kept.
-        budget: most bytes that copies for others may take; 0: a tenth of the file system.
-        clock: where time comes from.
+    The folder is its user's alone: nodes may be shared, and no other user is to read checkpoints.
     """
 
     def __init__(self, root: Path, budget: int = 0, clock: Clock | None = None) -> None:
@@ -85,16 +84,8 @@ class Copies:
 
     def _run(self, run: str) -> Path:
         if not _RUN.fullmatch(run):
-            raise NoSuchRunError(run)
+            raise _unknown(run)
         return self.root / run
-
-    def made(self) -> None:
-        """Make the folder, for its user alone: nodes may be shared, and checkpoints are nobody else's to read.
-
-        Raises:
-            OSError: this cannot be.
-        """
-        private_folder(self.root)
 
     # -- whose the run is
 
@@ -106,17 +97,13 @@ class Copies:
                 return
             self._own[run] = folder
         try:
-            self.made()
+            private_folder(self.root)
             write_unsynced(where, str(folder).encode())
         except OSError as problem:
             log.warning("where checkpoints lie is kept in memory alone: %s", problem)
 
     def own_folder(self, run: str) -> Path | None:
-        """Return where this node's own checkpoints lie; None where nobody said.
-
-        Raises:
-            OSError: the disk does not say.
-        """
+        """Return where this node's own checkpoints lie; None where that is not known."""
         where = self._run(run)
         with self._lock:
             if run in self._own:
@@ -152,7 +139,7 @@ class Copies:
             self._claims[run] = claim
         try:
             folder = self._run(run)
-            self.made()
+            private_folder(self.root)
             folder.mkdir(parents=True, exist_ok=True)
             claims = Claims(folder)
             claims.publish(claim)
@@ -173,13 +160,7 @@ class Copies:
             yield from sorted((name, self._run(run) / name) for name in names if name.startswith(FROM))
 
     def held(self, run: str, *, name: str = "", contents: bool = False) -> list[keep_pb2.HeldCheckpoint]:
-        """Return what is here of a run, newest first in each place.
-
-        Args:
-            run: which.
-            name: of one checkpoint; empty: all.
-            contents: read every byte.
-        """
+        """Return what is here of a run, newest first in each place."""
         found = []
         for origin, folder in self._folders(run):
             try:
@@ -191,19 +172,13 @@ class Copies:
         return found
 
     def open(self, run: str, name: str, origin: str, path: str) -> BinaryIO:
-        """Open a file of a checkpoint to read it.
-
-        Raises:
-            NoSuchRunError: it is none of a checkpoint here.
-            CheckpointDamagedError: what the checkpoint has cannot be read.
-            OSError: the file cannot be opened, or is no file of the checkpoint's own but a link.
-        """
+        """Open a file of a checkpoint to read it."""
         folder = dict(self._folders(run)).get(origin)
         if folder is None or CheckpointName.parse(name) is None:
-            raise NoSuchRunError(f"{origin}/{name}")
+            raise _unknown(f"{origin}/{name}")
         manifest = manifests.read_manifest(folder / name)
         if path not in {entry.path for entry in manifest.files}:
-            raise NoSuchRunError(path)
+            raise _unknown(path)
         return open_beneath(folder, f"{name}/{path}")
 
     # -- what is kept for others
@@ -216,27 +191,14 @@ class Copies:
         fetch: Callable[[Iterable[FileEntry], Path], None],
         check: Callable[[], None],
     ) -> None:
-        """Keep a copy of another node's checkpoint: whole, or not at all.
-
-        Args:
-            run: what it is of.
-            there: where it lies.
-            claim: what holds the run; older copies that do not count under it go.
-            fetch: writes files of it into a folder.
-            check: raises where its attempt has no business any more.
-
-        Raises:
-            NoRoomError: it does not fit.
-            FencedError: from `check`.
-            DeepLinkError, OSError: it could not be brought.
-        """
+        """Keep a copy of another node's checkpoint: whole, or not at all."""
         if not _NODE.fullmatch(there.node) or CheckpointName.parse(there.name) is None:
-            raise NoSuchRunError(f"{there.node}/{there.name}")
+            raise _unknown(f"{there.node}/{there.name}")
         folder = self._run(run) / f"{FROM}{there.node}"
         final = folder / there.name
         if manifests.is_there(final) and _is_alike(final, there):
             return
-        self.made()
+        private_folder(self.root)
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)  # its run is at work: `forget` is not for it
         files = there.files
@@ -255,14 +217,6 @@ class Copies:
                 withdraw(final)
             raise
         tidy(folder, claim, Retention(keep=KEEP), check, proved=there.name)
-
-    def budget(self) -> int:
-        """Return how many bytes copies for others may take.
-
-        Raises:
-            OSError: the disk cannot be looked at.
-        """
-        return self._budget or shutil.disk_usage(self.root).total // 10
 
     def forget(self) -> None:
         """Remove what is known and kept of runs that were still for `FORGET_S`: their jobs have ended."""
@@ -285,7 +239,7 @@ class Copies:
         Of every node's copies, this run's or another's, the newest whole one stays, and so does what may be newer:
         the other run may be at work, too, or wait in the queue. What is damaged is of no use to anybody.
         """
-        budget = self.budget()
+        budget = self._budget or shutil.disk_usage(self.root).total // 10
         if self._taken() + needed > budget:
             self.forget()
         others = sorted(set(self.root.glob(f"*/{FROM}*")) - {folder}, key=_touched)  # unreadable: nothing goes
@@ -303,6 +257,11 @@ class Copies:
         return sum(map(_size, self.root.glob(f"*/{FROM}*")))
 
 
+def _unknown(name: str) -> LookupError:
+    """Return the error for a name that came over the wire, and is no run's, no node's or no checkpoint's here."""
+    return LookupError(f"{name!r} names nothing here")
+
+
 def _spare(folder: Path) -> list[Path]:
     """Return what is damaged of a node's copies, and those older than the newest whole one, the oldest first."""
     kept = [folder / entry.name for entry in entries(folder)]
@@ -316,11 +275,8 @@ def _looked_at(path: Path, origin: str, *, contents: bool) -> keep_pb2.HeldCheck
         manifest = manifests.read_manifest(path)
         here = manifests.files_here(path, manifest)
         found.manifest = (path / NAME).read_text(encoding="utf-8")
-    except CheckpointDamagedError as damaged:
-        found.problem = damaged.reason
-        return found
-    except ValueError as problem:
-        found.problem = str(problem)
+    except (CheckpointDamagedError, ValueError) as damaged:
+        found.problem = damaged.reason if isinstance(damaged, CheckpointDamagedError) else str(damaged)
         return found
     except OSError as problem:
         return _unread(path.name, origin, problem)
@@ -361,8 +317,3 @@ def _touched(folder: Path) -> float:
         return folder.stat().st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def said(claim: Claim) -> str:
-    """Return a claim as the wire has it; empty for none."""
-    return claim_text(claim) if claim.number else ""

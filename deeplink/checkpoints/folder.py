@@ -13,24 +13,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from deeplink import process_metrics
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.advising import RESTART_S, advice_for
 from deeplink.checkpoints.agents import JobAgents
-from deeplink.checkpoints.entries import Retention
-from deeplink.checkpoints.fencing import FencingGuard, guarded
+from deeplink.checkpoints.claims import Retention
+from deeplink.checkpoints.fencing import LENGTH_S, FencingGuard, guarded, last_resort_of, witnesses_of
 from deeplink.checkpoints.found import ReadOnlyError
-from deeplink.checkpoints.lease import LENGTH_S
-from deeplink.checkpoints.liveness_sources import last_resort_of, witnesses_of
-from deeplink.checkpoints.local_tier import keep_here_first, refuse_strangers
-from deeplink.checkpoints.looking import Finder
-from deeplink.checkpoints.looping import Loop
+from deeplink.checkpoints.interval import RESTART_S, advice_for
+from deeplink.checkpoints.mirror import Mirror, UploadBarrier
+from deeplink.checkpoints.multirank_save import SaveGroup
 from deeplink.checkpoints.ownership import FolderOwnership
-from deeplink.checkpoints.saving import Save, Saver, tidy
-from deeplink.checkpoints.states import Finite, StateSaver, Waiting
-from deeplink.clock import Clock, SystemClock
-from deeplink.sections import CHECKPOINT, Section
-from deeplink.types import Attempt
+from deeplink.checkpoints.recovery_agreement import RecoveryAgreement
+from deeplink.checkpoints.restore import Finder, NodeRestore
+from deeplink.checkpoints.saving import Save, Saver, tidy_shared
+from deeplink.checkpoints.training_states import Finite, Loop, StateSaver, Waiting
+from deeplink.core import process_metrics
+from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.private import PrivateFolderError, private_folder
+from deeplink.core.types import Attempt
+from deeplink.rpc.forksafe import PlainStatusError, Status
+from deeplink.training.progress import CHECKPOINT, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -39,10 +40,60 @@ if TYPE_CHECKING:
     from deeplink.checkpoints.claims import Claim
     from deeplink.checkpoints.found import Checkpoint, Skipped
     from deeplink.checkpoints.interval import Advice
-    from deeplink.checkpoints.mirror import Mirror
-    from deeplink.checkpoints.states import Spread
+    from deeplink.checkpoints.training_states import Spread
+    from deeplink.core.clock import Clock
 
 log = logging.getLogger(__name__)
+
+
+def refuse_strangers(local: Path | None, *, readonly: bool) -> None:
+    """Make the folder on this node's disk, for this user alone: what others put there would be gone on from.
+
+    Where its disk refuses, the nodes agree without it, and a save raises.
+    """
+    try:
+        if local is not None and (not readonly or local.exists()):
+            private_folder(local)
+    except PrivateFolderError:
+        raise
+    except OSError as problem:
+        log.warning("this node's disk: %s", problem)
+
+
+def keep_here_first(
+    hold: FolderOwnership, local: Path, states: StateSaver, retention: Retention, clock: Clock
+) -> tuple[Mirror, NodeRestore | None]:
+    """Return the mirror of this node's disk, and the restore from other nodes' disks.
+
+    The latter is there where the job's agents are: through them the nodes agree on what they go on from. Without,
+    they meet in the shared folder (`UploadBarrier`).
+    """
+    env = os.environ
+    agents = JobAgents.of_environment(env, hold.folder, hold.attempt, clock)
+    node = SaveGroup(int(env.get("GROUP_RANK") or 0), int(env.get("GROUP_WORLD_SIZE") or 1))
+    mirror = Mirror(hold, local, retention, agents, node=node, clock=clock)
+    states.is_first_here = env.get("LOCAL_RANK", "0") == "0"
+    states.has_time = mirror.has_time
+    states.kept = lambda name, goes_on: mirror.offer(name, to_shared=goes_on)
+    hold.before_claiming = UploadBarrier(hold, local, env, clock).wait
+    if agents is None:
+        return mirror, None
+    agreement = RecoveryAgreement(hold, local, agents, env, clock)
+    hold.agents, hold.agreed = agents, lambda: _agreed(hold, agreement)
+    return mirror, NodeRestore(hold, local, agents, clock, is_first_here=agreement.is_first_here)
+
+
+def _agreed(hold: FolderOwnership, agreement: RecoveryAgreement) -> Claim | None:
+    if hold.agents is None:
+        return None
+    try:
+        return agreement.agree()
+    except PlainStatusError as refused:
+        if refused.code != Status.UNIMPLEMENTED:
+            raise
+    log.warning("the agents of this job keep no copies of checkpoints")
+    hold.agents = None
+    return None
 
 
 class Checkpoints:
@@ -106,15 +157,15 @@ class Checkpoints:
         self._saver = Saver(self._hold, self.local or self.folder, self._clock)
         self._states = StateSaver(self._saver, self._clock, finite, waiting, self._published)
         self._mirror: Mirror | None = None
-        bringer = None
+        node_restore = None
         if self.local and not readonly:
-            self._mirror, bringer = keep_here_first(
+            self._mirror, node_restore = keep_here_first(
                 self._hold, self.local, self._states, self.retention, self._clock
             )
-        self._finder = Finder(self._hold, self._saver, self.local, bringer, readonly=readonly)
+        self._finder = Finder(self._hold, self._saver, self.local, node_restore, readonly=readonly)
         self._hold.after_claiming = self._watch_over
         self._loop = Loop(self)
-        self._told: int | None = None
+        self._noted: int | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -148,7 +199,7 @@ class Checkpoints:
             ClaimDamagedError: a claim is torn.
             DeepLinkError: a save or copy in the background failed so since the last call.
         """
-        self._states.wait()
+        self._states.background.wait()
         refuse_strangers(self.local, readonly=self.readonly)
         return self._finder.newest()
 
@@ -189,7 +240,7 @@ class Checkpoints:
         """
         save = self._begun(step, meta)
         with Section(CHECKPOINT):
-            self._states.wait()
+            self._states.background.wait()
             self._raise_failures()
             with self._saver.saving(save) as draft:
                 yield draft
@@ -234,7 +285,7 @@ class Checkpoints:
         with Section(CHECKPOINT):
             begun = self._states.save(state, save, spread=spread, random=random)
             if wait:
-                self._states.wait()
+                self._states.background.wait()
         return begun
 
     def adopt(self, folder: Path | str, *, step: int, meta: dict[str, Any] | None = None) -> None:
@@ -252,7 +303,7 @@ class Checkpoints:
     @property
     def is_saving(self) -> bool:
         """Whether a state is being written in the background."""
-        return self._states.is_busy
+        return self._states.background.is_busy
 
     def wait(self) -> None:
         """Return once everything saved is on stable storage, and on the shared one.
@@ -261,7 +312,7 @@ class Checkpoints:
             DeepLinkError: a save or copy in the background failed so since the last call.
         """
         with Section(CHECKPOINT):
-            self._states.wait()
+            self._states.background.wait()
             if self._mirror is not None:
                 self._mirror.wait()
 
@@ -290,30 +341,23 @@ class Checkpoints:
         return Save(step=step, meta=manifests.checked_meta(meta), began=self._clock.monotonic())
 
     def _raise_failures(self) -> None:
-        self._states.raise_failure()
+        self._states.background.raise_failure()
         if self._mirror:
             self._mirror.raise_failure()
 
     def _published(self, save: Save) -> None:
-        """Tell of a save that has succeeded, and tidy up; in the background for states."""
+        """Note a save that has succeeded in the metrics, and tidy up; in the background for states."""
         step = save.step
-        told = {process_metrics.CHECKPOINT_STEP: float(step), process_metrics.CHECKPOINT_UNIX: self._clock.unix()}
-        if self._told is not None and step > self._told:
-            told[process_metrics.CHECKPOINT_EVERY] = float(step - self._told)
-        self._told = step
-        process_metrics.of_process.note(**told)
+        now = self._clock.unix()
+        numbers = {process_metrics.CHECKPOINT_STEP: float(step), process_metrics.CHECKPOINT_UNIX: now}
+        if self._noted is not None and step > self._noted:
+            numbers[process_metrics.CHECKPOINT_EVERY] = float(step - self._noted)
+        self._noted = step
+        process_metrics.of_process.note(**numbers)
         if self._mirror and save.path and save.path.parent == self.local:
             self._mirror.offer(save.path.name, to_shared=save.to_shared)
         else:
-            hold, name = self._hold, save.path.name if save.path else ""
-            tidy(
-                self.folder,
-                hold.claimed(),
-                self.retention,
-                hold.refuse_if_fenced,
-                proved=name,
-                suspected=hold.suspected,
-            )
+            tidy_shared(self._hold, self.retention, proved=save.path.name if save.path else "")
 
     # -- the training loop
 

@@ -1,25 +1,37 @@
-"""What `Checkpoints` answers, and how it refuses."""
+"""The newest whole checkpoint and its use, and the errors of `Checkpoints`."""
 
 from __future__ import annotations
 
+import errno
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deeplink.checkpoints.manifest import is_there
-from deeplink.errors import DeepLinkError
+from deeplink.checkpoints import manifest as manifests
+from deeplink.checkpoints.claims import entries
+from deeplink.checkpoints.manifest import CheckpointDamagedError, Manifest, is_there
+from deeplink.core.errors import DeepLinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from deeplink.checkpoints.restore_fetch import ScatteredFiles
-    from deeplink.types import Attempt
+    from deeplink.checkpoints.claims import Claim
+    from deeplink.checkpoints.restore import ScatteredFiles
+    from deeplink.core.types import Attempt
+
+log = logging.getLogger(__name__)
 
 STATE = "state.pt"
 RANDOM = "random-{:05d}.pt"
 EACH = "rank-{:05d}.pt"
 SHARDED = ".metadata"
 """The file by which a checkpoint of torch.distributed.checkpoint is known."""
+FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+class CheckpointError(DeepLinkError):
+    """Something about checkpoints cannot be done; message and remedy say what."""
 
 
 class CheckpointExistsError(DeepLinkError):
@@ -191,12 +203,7 @@ class Checkpoint:
     parts: ScatteredFiles | None = None
 
     def _file(self, name: str) -> Path | None:
-        """Return where one of its files lies, None if it has none of that name.
-
-        Raises:
-            NotFetchedError: it is on another node, and could not be fetched.
-            OSError: the storage does not say.
-        """
+        """Return where one of its files lies, None if it has none of that name."""
         if self.parts is None:
             return self.path / name if is_there(self.path / name) else None
         return self.parts.find(name) if name in self.parts.names() else None
@@ -249,3 +256,58 @@ class Checkpoint:
         numbers = self._file(RANDOM.format(rank)) if random else None
         if numbers is not None:
             tensors.put_back_random_state(tensors.read_state(numbers))
+
+
+def newest_whole(
+    folders: Sequence[Path],
+    claim: Claim,
+    skipped: list[Skipped],
+    *,
+    agreed: Claim | None,
+    read: Callable[[int], None] = lambda _size: None,
+) -> tuple[Path, Manifest] | None:
+    """Return the newest checkpoint that counts under `claim` and is whole, and what it says of itself."""
+    own = sorted({entry for folder in folders for entry in entries(folder) if entry.is_own(claim)}, reverse=True)
+    if not own and claim.recognised and agreed is not None:
+        return _agreed(folders, claim.recognised[0], read)
+    passed: list[Skipped] = []
+    names = [*(entry.name for entry in own), *claim.recognised]
+    found = next(filter(None, (_whole_of(name, folders, passed, read) for name in names)), None)
+    skipped.extend(passed)
+    return found
+
+
+def _whole_of(
+    name: str, folders: Sequence[Path], passed: list[Skipped], read: Callable[[int], None]
+) -> tuple[Path, Manifest] | None:
+    unread: OSError | None = None
+    is_anywhere = False
+    for path in (folder / name for folder in folders):
+        try:
+            if manifests.is_there(path):
+                is_anywhere = True
+                return path, manifests.check(path, contents=True, read=read)
+        except CheckpointDamagedError as problem:
+            passed.append(Skipped(path, problem.reason))
+        except OSError as problem:
+            unread = problem
+    if unread is not None:
+        raise unread
+    if not is_anywhere:
+        passed.append(Skipped(folders[-1] / name, "it is not there any more"))
+    return None
+
+
+def _agreed(folders: Sequence[Path], name: str, read: Callable[[int], None]) -> tuple[Path, Manifest]:
+    """Return the checkpoint that the rank that claimed has verified: all ranks go on from it, or none does."""
+    path = folders[-1] / name
+    manifest = manifests.check(path, contents=False)
+    for folder in folders[:-1]:
+        try:
+            if not manifests.is_there(folder / name):
+                continue
+            if manifests.check(folder / name, contents=True, read=read) == manifest:
+                return folder / name, manifest
+        except (CheckpointDamagedError, OSError) as problem:
+            log.warning("this node's %s: %s", name, problem)
+    return path, manifest

@@ -7,12 +7,11 @@ process leaves in `output_dir` is not resumed from.
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deeplink.checkpoints.lightning import NoFrameworkError
-from deeplink.progress import should_save
+from deeplink.checkpoints.lightning import installed
+from deeplink.training.progress import should_save
 
 if TYPE_CHECKING:
     from deeplink.checkpoints.folder import Checkpoints
@@ -36,9 +35,9 @@ def trainer_callback(checkpoints: Checkpoints, *, framework: Any = None) -> Any:
         framework: `transformers`, or what stands for it; None: what is installed.
 
     Raises:
-        NoFrameworkError: it is not installed.
+        CheckpointError: it is not installed.
     """
-    hf = framework or _installed()
+    hf = framework or installed("transformers", "transformers")
 
     class TrainerCheckpoints(hf.TrainerCallback):  # type: ignore[misc, name-defined] # its base is known when made
         """Saves through DeepLink."""
@@ -60,10 +59,3 @@ def trainer_callback(checkpoints: Checkpoints, *, framework: Any = None) -> Any:
             checkpoints.wait()
 
     return TrainerCheckpoints()
-
-
-def _installed() -> Any:
-    try:
-        return importlib.import_module("transformers")
-    except ModuleNotFoundError:
-        raise NoFrameworkError("transformers") from None

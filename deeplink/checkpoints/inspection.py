@@ -1,26 +1,26 @@
-"""What is in a folder of checkpoints, for who looks at it from outside: nothing is claimed."""
+"""Lists, verifies and prunes a folder of checkpoints from outside: nothing is claimed."""
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.claims import Claims
-from deeplink.checkpoints.entries import (
+from deeplink.checkpoints.claims import (
     DAMAGED_PREFIX,
     CheckpointName,
+    Claims,
     Retention,
     abandoned_drafts,
     entries,
     fenced,
     surplus,
 )
+from deeplink.checkpoints.found import CheckpointError
 from deeplink.checkpoints.manifest import CheckpointDamagedError, Manifest
 from deeplink.checkpoints.saving import retire, set_aside
-from deeplink.errors import DeepLinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,32 +29,8 @@ if TYPE_CHECKING:
     from deeplink.checkpoints.claims import Claim
 
 
-class NoFolderError(DeepLinkError):
-    """There is no folder of checkpoints where one was looked for."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(f"{folder} is no folder", remedy="Name the folder that was given to `Checkpoints`.")
-        self.folder = folder
-
-
-class NoSuchCheckpointError(DeepLinkError):
-    """A checkpoint of this name is not in the folder."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        super().__init__(f"{folder} has no {name}", remedy="`deeplink checkpoints ls` lists what is there.")
-        self.folder, self.name = folder, name
-
-
-class ClaimedMeanwhileError(DeepLinkError):
-    """An attempt has claimed the folder after it was decided what to remove."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(f"a job began on {folder} meanwhile", remedy="Run the command again.")
-        self.folder = folder
-
-
 class CheckpointState(Enum):
-    """What a checkpoint is good for."""
+    """Whether a checkpoint counts, and why not."""
 
     WHOLE = "whole"
     DAMAGED = "damaged"
@@ -64,49 +40,33 @@ class CheckpointState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedCheckpoint:
-    """A checkpoint as it was found.
-
-    Attributes:
-        entry: its name, read.
-        state: whether it counts.
-        reason: why it does not, or that it is a part; else empty.
-        manifest: what it says of itself; None where that cannot be read.
-        is_latest: whether a job that starts now goes on from it, as far as was looked.
-    """
+    """A checkpoint as it was found."""
 
     entry: CheckpointName
     state: CheckpointState
-    reason: str = ""
-    manifest: Manifest | None = None
-    is_latest: bool = False
+    reason: str = ""  # why it does not count, or that it is a part
+    manifest: Manifest | None = None  # None where it cannot be read
+    is_latest: bool = False  # whether a job that starts now goes on from it, as far as was looked
+
+
+def _existing(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder", remedy="Name the folder that was given to `Checkpoints`.")
+    return folder
 
 
 def newest_claim(folder: Path) -> Claim:
-    """Return the claim that holds the folder; NO_CLAIM where nobody has.
-
-    Raises:
-        NoFolderError: it is no folder.
-        ClaimDamagedError: the claim cannot be read.
-    """
-    if not folder.is_dir():
-        raise NoFolderError(folder)
-    return Claims(folder).newest()
+    """Return the claim that holds the folder; NO_CLAIM where there is none."""
+    return Claims(_existing(folder)).newest()
 
 
 def chosen(folder: Path, names: tuple[str, ...] = ()) -> list[CheckpointName]:
-    """Return the checkpoints of these names, or all, newest first.
-
-    Raises:
-        NoFolderError: it is no folder.
-        NotThereError: there is none of a name.
-    """
-    if not folder.is_dir():
-        raise NoFolderError(folder)
-    found = entries(folder)
+    """Return the checkpoints of these names, or all, newest first."""
+    found = entries(_existing(folder))
     known = {entry.name for entry in found}
-    for name in names:
-        if name not in known:
-            raise NoSuchCheckpointError(folder, name)
+    if unknown := [name for name in names if name not in known]:
+        remedy = "`deeplink checkpoints ls` lists what is there."
+        raise CheckpointError(f"{folder} has no {unknown[0]}", remedy=remedy)
     return [entry for entry in found if not names or entry.name in names]
 
 
@@ -115,90 +75,58 @@ def look(
     found: list[CheckpointName],
     *,
     contents: bool,
-    begun: Callable[[CheckpointName], None] = lambda _entry: None,
     read: Callable[[int], None] = lambda _size: None,
 ) -> Iterator[InspectedCheckpoint]:
-    """Yield each of the checkpoints, looked at in sizes, and with `contents` in checksums.
-
-    Args:
-        folder: where they are.
-        found: which, newest first.
-        contents: read every byte.
-        begun: told each before it is looked at.
-        read: told the bytes of each piece that was read.
-
-    Raises:
-        ClaimDamagedError: what holds the folder cannot be read.
-    """
+    """Yield each of the checkpoints, newest first, looked at in sizes, and with `contents` in checksums."""
     claim = newest_claim(folder)
     has_latest = False
     for entry in found:
-        begun(entry)
-        path, manifest = folder / entry.name, None
-        try:
-            manifest = manifests.read_manifest(path)
-            here = manifests.files_here(path, manifest)
-            manifests.check_files(path, here, contents=contents, read=read)
-        except CheckpointDamagedError as damaged:
-            yield InspectedCheckpoint(
-                entry=entry, state=CheckpointState.DAMAGED, reason=damaged.reason, manifest=manifest
-            )
-            continue
-        except OSError as problem:
-            yield InspectedCheckpoint(
-                entry=entry, state=CheckpointState.UNREADABLE, reason=str(problem), manifest=manifest
-            )
-            has_latest = has_latest or entry.counts(claim)  # a job that starts now does not pass over it
-            continue
+        one = _inspected(folder / entry.name, entry, claim, contents=contents, read=read)
+        is_whole = one.state is CheckpointState.WHOLE
+        yield replace(one, is_latest=is_whole and not has_latest)
+        # A job that starts now does not pass over what it cannot read.
+        is_unread = one.state is CheckpointState.UNREADABLE and entry.counts(claim)
+        has_latest = has_latest or is_whole or is_unread
+
+
+def _inspected(
+    path: Path, entry: CheckpointName, claim: Claim, *, contents: bool, read: Callable[[int], None]
+) -> InspectedCheckpoint:
+    manifest, state, reason = None, CheckpointState.WHOLE, ""
+    try:
+        manifest = manifests.read_manifest(path)
+        here = manifests.files_here(path, manifest)
+        manifests.check_files(path, here, contents=contents, read=read)
+    except CheckpointDamagedError as damaged:
+        state, reason = CheckpointState.DAMAGED, damaged.reason
+    except OSError as problem:
+        state, reason = CheckpointState.UNREADABLE, str(problem)
+    else:
         if not entry.counts(claim):
-            yield InspectedCheckpoint(
-                entry=entry, state=CheckpointState.FENCED, reason=fenced(entry), manifest=manifest
-            )
-            continue
-        part = (
-            f"{len(here)} of {len(manifest.files)} files, a node's part" if len(here) < len(manifest.files) else ""
-        )
-        yield InspectedCheckpoint(
-            entry=entry, state=CheckpointState.WHOLE, reason=part, manifest=manifest, is_latest=not has_latest
-        )
-        has_latest = True
+            state, reason = CheckpointState.FENCED, fenced(entry)
+        elif len(here) < len(manifest.files):
+            reason = f"{len(here)} of {len(manifest.files)} files, a node's part"
+    return InspectedCheckpoint(entry=entry, state=state, reason=reason, manifest=manifest)
 
 
 def set_aside_before(folder: Path) -> list[str]:
-    """Return the damaged ones that are kept under another name.
-
-    Raises:
-        OSError: the folder cannot be listed.
-    """
+    """Return the damaged ones that are kept under another name."""
     return sorted(path.name for path in folder.iterdir() if path.name.startswith(DAMAGED_PREFIX))
 
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What a pruning removes, and the bytes that come free.
+    """The files that a pruning removes, and the bytes that come free."""
 
-    Attributes:
-        names: checkpoints, newest first.
-        drafts: unfinished saves of those who held the folder before.
-        damaged: those that are set aside, newest first.
-        claim: number of the claim that it was planned under.
-    """
-
-    names: tuple[str, ...]
-    drafts: tuple[str, ...]
+    names: tuple[str, ...]  # checkpoints, newest first
+    drafts: tuple[str, ...]  # unfinished saves of earlier holders of the folder
     bytes: int
-    damaged: tuple[str, ...] = field(default=())
-    claim: int = 0
+    damaged: tuple[str, ...]  # these are set aside
+    claim: int  # that it was planned under
 
 
 def plan_pruning(folder: Path, retention: Retention) -> Pruning:
-    """Return what may be removed: what is older than the newest that is whole to its last byte, which is read.
-
-    Raises:
-        NoFolderError: it is no folder.
-        ClaimDamagedError: what holds the folder is torn.
-        OSError: it cannot be listed, or what may be its newest whole one cannot be read.
-    """
+    """Return what may be removed: what is older than the newest that is whole to its last byte, which is read."""
     claim = newest_claim(folder)
     proved, damaged = "", []
     for entry in entries(folder):
@@ -218,16 +146,11 @@ def plan_pruning(folder: Path, retention: Retention) -> Pruning:
 
 
 def prune(folder: Path, pruning: Pruning, removed: Callable[[str], None] = lambda _name: None) -> None:
-    """Remove what was planned, and set aside what is damaged; what is gone already is no error.
-
-    Raises:
-        ClaimedMeanwhileError: an attempt has begun since, which may go on from what was to be removed.
-        OSError: the file system refuses; what was removed before stays removed.
-    """
+    """Remove what was planned, and set aside what is damaged; what is gone already is no error."""
 
     def check() -> None:
         if Claims(folder).newest_number() != pruning.claim:
-            raise ClaimedMeanwhileError(folder)
+            raise CheckpointError(f"a job began on {folder} meanwhile", remedy="Run the command again.")
 
     if pruning.damaged:
         check()

@@ -7,33 +7,14 @@ schedulers are saved, since Lightning puts the checkpoint together: we take it w
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from deeplink.checkpoints.found import STATE
-from deeplink.errors import DeepLinkError
-from deeplink.progress import should_save
+from deeplink.checkpoints.found import STATE, CheckpointError
+from deeplink.training.progress import should_save
 
 if TYPE_CHECKING:
     from deeplink.checkpoints.folder import Checkpoints
-
-
-class NoFrameworkError(DeepLinkError):
-    """A framework that a callback is for is not installed."""
-
-    def __init__(self, framework: str) -> None:
-        super().__init__(f"{framework} is not installed", remedy="Install it beside DeepLink.")
-        self.framework = framework
-
-
-class StrategyError(DeepLinkError):
-    """A strategy of Lightning's writes checkpoints itself, in files of its own."""
-
-    def __init__(self, strategy: str) -> None:
-        super().__init__(
-            f"{strategy} does not hand its checkpoints to a CheckpointIO",
-            remedy='Save the model in a callback of your own with Checkpoints.save_state(..., spread="sharded").',
-        )
-        self.strategy = strategy
 
 
 def latest_path(checkpoints: Checkpoints) -> str | None:
@@ -55,9 +36,9 @@ def lightning_callback(checkpoints: Checkpoints, *, every: int, framework: Any =
         framework: `lightning.pytorch`, `pytorch_lightning` or what stands for it; None: what is installed.
 
     Raises:
-        NoFrameworkError: it is not installed.
+        CheckpointError: it is not installed.
     """
-    pl = framework or _installed()
+    pl = framework or installed("Lightning", "lightning.pytorch", "pytorch_lightning")
 
     class LightningCheckpoints(pl.Callback):  # type: ignore[misc, name-defined] # its base is known when it is made
         """Saves through DeepLink."""
@@ -80,13 +61,12 @@ def lightning_callback(checkpoints: Checkpoints, *, every: int, framework: Any =
     return LightningCheckpoints()
 
 
-def _installed() -> Any:
-    for name in ("lightning.pytorch", "pytorch_lightning"):
-        try:
+def installed(framework: str, *modules: str) -> Any:
+    """Return the first of a framework's modules that is installed."""
+    for name in modules:
+        with suppress(ModuleNotFoundError):
             return importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-    raise NoFrameworkError("Lightning")
+    raise CheckpointError(f"{framework} is not installed", remedy="Install it beside DeepLink.")
 
 
 class _Catch:
@@ -100,11 +80,7 @@ class _Catch:
 
 
 def _taken(trainer: Any) -> dict[str, Any]:
-    """Return the checkpoint that Lightning would write; every rank must call it. Empty but on rank 0.
-
-    Raises:
-        StrategyError: it writes it another way.
-    """
+    """Return the checkpoint that Lightning would write; every rank must call it. Empty but on rank 0."""
     strategy, catch = trainer.strategy, _Catch()
     own = strategy.checkpoint_io
     strategy.checkpoint_io = catch
@@ -113,5 +89,8 @@ def _taken(trainer: Any) -> dict[str, Any]:
     finally:
         strategy.checkpoint_io = own
     if trainer.is_global_zero and not catch.state:
-        raise StrategyError(type(strategy).__name__)
+        raise CheckpointError(
+            f"{type(strategy).__name__} does not hand its checkpoints to a CheckpointIO",
+            remedy='Save the model in a callback of your own with Checkpoints.save_state(..., spread="sharded").',
+        )
     return catch.state

@@ -1,4 +1,4 @@
-"""What a checkpoint's manifest says, and whether the files beside it are what it says.
+"""A checkpoint's manifest, and whether the files beside it are as it says.
 
 `manifest.json` lists every file with its size and xxh3-64, and ends with the xxh3-64 of itself: of all its other
 keys as JSON with sorted keys and no blanks. So a flipped bit shows wherever it is.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
-from deeplink.errors import DeepLinkError
+from deeplink.core.errors import DeepLinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ PART: Final = ".part.json"
 """Beside the manifest where only some of the files are in this folder: their paths."""
 _CHECKSUM: Final = "xxh3_64"
 _NOT_THE_FILE: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
-"""What storage answers where nothing lies, or something else. Any other error says nothing about the file."""
+"""Errors where nothing lies, or something else. Any other error of the storage says nothing about the file."""
 _PIECE = 4 << 20
 
 
@@ -76,14 +76,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint holds and who saved it; `attempt` is empty for a process outside of a job.
-
-    Attributes:
-        stall_s: how long training stood still for it; 0 where that is not known.
-        save_s: how long it took in all until it was written.
-        nonfinite: tensors that hold NaN or infinity: name and `nan` or `inf`.
-        world: the ranks that wrote it together.
-    """
+    """The files of a checkpoint and its saver; `attempt` is empty for a process outside of a job."""
 
     step: int
     attempt: str
@@ -91,10 +84,10 @@ class Manifest:
     created_unix: float
     files: tuple[FileEntry, ...]
     meta: dict[str, Any]
-    stall_s: float = 0.0
-    save_s: float = 0.0
-    nonfinite: dict[str, str] = field(default_factory=dict)
-    world: int = 1
+    stall_s: float = 0.0  # how long training stood still for it; 0: not known
+    save_s: float = 0.0  # until it was written
+    nonfinite: dict[str, str] = field(default_factory=dict)  # names of tensors, `nan` or `inf`
+    world: int = 1  # ranks that wrote it together
 
     @property
     def bytes(self) -> int:
@@ -103,11 +96,7 @@ class Manifest:
 
 
 def is_there(path: Path) -> bool:
-    """Tell whether anything lies at `path`, a link that leads nowhere too; `Path.exists` may say no to any error.
-
-    Raises:
-        OSError: the storage does not say.
-    """
+    """Tell whether anything lies at `path`, also a link to nowhere; `Path.exists` may say no to any error."""
     try:
         path.lstat()
     except OSError as problem:
@@ -130,7 +119,7 @@ def _sealed(facts: dict[str, Any]) -> str:
 
 
 def checksum(path: Path, read: Callable[[int], None] = lambda _size: None) -> str:
-    """Return the xxh3-64 of a file, 16 hexadecimal digits; `read` is told the bytes of each piece."""
+    """Return the xxh3-64 of a file, 16 hexadecimal digits; `read` gets the bytes of each piece."""
     digest = xxhash.xxh3_64()
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_PIECE):
@@ -140,12 +129,7 @@ def checksum(path: Path, read: Callable[[int], None] = lambda _size: None) -> st
 
 
 def list_files(folder: Path) -> tuple[FileEntry, ...]:
-    """Return every file below `folder` by path.
-
-    Raises:
-        OSError: one cannot be read.
-        ValueError: there is something that is neither file nor folder, or a file that has the manifest's name.
-    """
+    """Return every file below `folder` by path."""
     entries = []
     for parent, _, names in os.walk(folder, onerror=_raised):
         for name in names:
@@ -165,11 +149,7 @@ def _raised(problem: OSError) -> None:
 
 
 def checked_meta(meta: dict[str, Any] | None) -> dict[str, Any]:
-    """Return `meta` as reading it back will give it.
-
-    Raises:
-        MetaError: it is not JSON.
-    """
+    """Return `meta` as reading it back will give it."""
     try:
         loaded = json.loads(json.dumps(meta or {}))
     except (TypeError, ValueError, RecursionError) as problem:
@@ -179,11 +159,6 @@ def checked_meta(meta: dict[str, Any] | None) -> dict[str, Any]:
     return loaded
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest into the checkpoint's folder."""
-    (folder / NAME).write_text(manifest_text(manifest), encoding="utf-8")
-
-
 def manifest_text(manifest: Manifest) -> str:
     """Return a manifest as it is written."""
     facts = {"format": FORMAT, **asdict(manifest)}
@@ -191,12 +166,7 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return what a checkpoint's manifest says.
-
-    Raises:
-        CheckpointDamagedError: it is absent, torn, altered, or of another format.
-        OSError: the storage does not let it be read.
-    """
+    """Return what a checkpoint's manifest says."""
     try:
         text = (folder / NAME).read_text(encoding="utf-8")
     except OSError as problem:
@@ -207,11 +177,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def manifest_of(text: str, folder: Path) -> Manifest:
-    """Return what the text of `folder`'s manifest says.
-
-    Raises:
-        CheckpointDamagedError: it is torn, altered, or of another format.
-    """
+    """Return what the text of `folder`'s manifest says."""
     try:
         facts = json.loads(text)
         sealed = facts.pop(_CHECKSUM)
@@ -244,12 +210,7 @@ def write_part(folder: Path, paths: Iterable[str]) -> None:
 
 
 def files_here(folder: Path, manifest: Manifest) -> tuple[FileEntry, ...]:
-    """Return the files of the manifest that this folder is to hold: all, unless it is a part.
-
-    Raises:
-        CheckpointDamagedError: what says so is torn.
-        OSError: the storage does not let it be read.
-    """
+    """Return the files of the manifest that this folder is to hold: all, unless it is a part."""
     try:
         named = set(json.loads((folder / PART).read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -262,24 +223,14 @@ def files_here(folder: Path, manifest: Manifest) -> tuple[FileEntry, ...]:
 
 
 def check(folder: Path, *, contents: bool, read: Callable[[int], None] = lambda _size: None) -> Manifest:
-    """Return the manifest once every file was found as it says: in size, and with `contents` in checksum too.
-
-    Raises:
-        CheckpointDamagedError: something is missing or differs.
-        OSError: the storage does not let itself be read: what is there may be whole.
-    """
+    """Return the manifest once every file was found as it says: in size, and with `contents` in checksum too."""
     manifest = read_manifest(folder)
     check_files(folder, manifest.files, contents=contents, read=read)
     return manifest
 
 
 def check_part(folder: Path, *, contents: bool) -> Manifest:
-    """Return the manifest once every file that this folder is to hold was found as it says.
-
-    Raises:
-        CheckpointDamagedError: something is missing or differs.
-        OSError: the storage does not let itself be read: what is there may be whole.
-    """
+    """Return the manifest once every file that this folder is to hold was found as it says."""
     manifest = read_manifest(folder)
     check_files(folder, files_here(folder, manifest), contents=contents)
     return manifest
@@ -288,18 +239,7 @@ def check_part(folder: Path, *, contents: bool) -> Manifest:
 def check_files(
     folder: Path, files: Iterable[FileEntry], *, contents: bool, read: Callable[[int], None] = lambda _size: None
 ) -> None:
-    """Return once every file was found as it says.
-
-    Args:
-        folder: where they lie.
-        files: what they are.
-        contents: compare checksums besides sizes.
-        read: told the bytes of each piece that was read.
-
-    Raises:
-        CheckpointDamagedError: something is missing or differs.
-        OSError: the storage does not let itself be read: what is there may be whole.
-    """
+    """Return once every file was found as it says."""
     for entry in files:
         path = folder / entry.path
         try:

@@ -11,31 +11,34 @@ import logging
 import shutil
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import xxhash
 
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.background_queue import BackgroundQueue
-from deeplink.checkpoints.entries import Retention, entries
+from deeplink.checkpoints.background import BackgroundQueue
+from deeplink.checkpoints.claims import Retention, entries, fresh_names, survey
 from deeplink.checkpoints.found import CheckpointExistsError, FolderGoneError
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError
 from deeplink.checkpoints.multirank_save import FOLDER as PARTS
 from deeplink.checkpoints.multirank_save import Exchange, PartsMissingError, SaveAbandonedError
-from deeplink.checkpoints.saving import replaced, tidy, withdraw_if_late
-from deeplink.publish import DRAFT_PREFIX, fsync_path, publish_draft, published_folder
+from deeplink.checkpoints.recovery_agreement import NoAgreementError
+from deeplink.checkpoints.saving import replaced, tidy, tidy_shared, withdraw_if_late
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.publish import DRAFT_PREFIX, fsync_path, publish_draft, published_folder, write_unsynced
+from deeplink.core.types import Attempt, AttemptFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from deeplink.checkpoints.agents import JobAgents
-    from deeplink.checkpoints.claims import Claim
-    from deeplink.checkpoints.entries import CheckpointName
+    from deeplink.checkpoints.claims import CheckpointName, Claim
+    from deeplink.checkpoints.manifest import FileEntry
     from deeplink.checkpoints.multirank_save import SaveGroup
     from deeplink.checkpoints.ownership import FolderOwnership
-    from deeplink.clock import Clock
+    from deeplink.core.clock import Clock
+
 
 log = logging.getLogger(__name__)
 
@@ -43,90 +46,72 @@ LOCAL_KEEP: Final = 2
 PARTNER_S: Final = 10.0
 """How long `wait` waits for a partner once all else is done: its agent goes on without us."""
 RESCUE_S: Final = 20.0
-"""How long `rescue` retries errors: well below what the other nodes wait (`upload_barrier.PATIENCE_S`)."""
+"""How long `rescue` retries errors: well below what the other nodes wait (`PATIENCE_S`)."""
+PATIENCE_S: Final = 60.0
+"""A node that has not looked by then is gone without if anything is whole; its copy does not count any more."""
+_PAUSE_S: Final = 0.05
+_OFFER: Final = "offer-"
 _PIECE = 4 << 20
 _STORAGE = (CheckpointWriteError, FolderGoneError, PartsMissingError, SaveAbandonedError)
-
-
-def _unheard(_size: int) -> None:
-    pass
 
 
 def copy_entry(
     source: Path,
     final: Path,
     check: Callable[[], None] = lambda: None,
-    read: Callable[[int], None] = _unheard,
+    read: Callable[[int], None] = lambda _size: None,
 ) -> None:
-    """Copy a whole checkpoint; nothing to do where it is already. A damaged one of its name is set aside.
-
-    Args:
-        source: the checkpoint.
-        final: where it is to appear.
-        check: raises where that is not to be any more.
-        read: told the bytes of each piece that was read.
-
-    Raises:
-        CheckpointDamagedError: the source is not what was saved.
-        CheckpointExistsError: another whole one has its name.
-        OSError: the storage refuses.
-    """
+    """Copy a whole checkpoint, unless it is there already; a damaged one of its name is set aside."""
     manifest = manifests.read_manifest(source)
-    damaged: CheckpointDamagedError | None = None
     if manifests.is_there(final):
         try:
             there = manifests.check(final, contents=True, read=read)
-        except CheckpointDamagedError as problem:
-            damaged = problem
+        except CheckpointDamagedError as damaged:
+            log.warning("%s; a whole one comes from %s", damaged, source)
         else:
             if there != manifest:
                 raise CheckpointExistsError(final)
             return
-    if damaged is not None:
-        log.warning("%s; a whole one comes from %s", damaged, source)
     with published_folder(final, check=lambda: replaced(final, check)) as draft:
         for entry in manifest.files:
-            target = draft / entry.path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if _copied(source / entry.path, target, read) != entry.xxh3_64:
-                raise CheckpointDamagedError(source, f"{entry.path} was altered: its checksum differs")
+            _copy_file(source, draft, entry, read)
         shutil.copyfile(source / manifests.NAME, draft / manifests.NAME)
 
 
-def _copied(source: Path, target: Path, read: Callable[[int], None] = _unheard) -> str:
+def _copy_file(
+    source: Path, draft: Path, entry: FileEntry, read: Callable[[int], None] = lambda _size: None
+) -> Path:
+    """Copy a file of a checkpoint, its checksum compared on the way."""
+    target = draft / entry.path
+    target.parent.mkdir(parents=True, exist_ok=True)
     digest = xxhash.xxh3_64()
-    with source.open("rb", buffering=0) as reading, target.open("wb", buffering=0) as writing:
+    with (source / entry.path).open("rb", buffering=0) as reading, target.open("wb", buffering=0) as writing:
         while piece := reading.read(_PIECE):
             digest.update(piece)
             view = memoryview(piece)
             while view:
                 view = view[writing.write(view) :]
             read(len(piece))
-    return f"{digest.intdigest():016x}"
+    if f"{digest.intdigest():016x}" != entry.xxh3_64:
+        raise CheckpointDamagedError(source, f"{entry.path} was altered: its checksum differs")
+    return target
 
 
 class Mirror:
-    """Copies this node's checkpoints to the shared folder and to a partner, the newest first of what waits.
-
-    Args:
-        hold: of the shared folder.
-        local: the folder on this node's disk.
-        retention: what the shared folder keeps; the node's disk keeps the newest two.
-        agents: of the job; None: there is no partner.
-        parts: copies a checkpoint whose parts lie on several nodes.
-    """
+    """Copies this node's checkpoints to the shared folder and to a partner, the newest first of what waits."""
 
     def __init__(
         self,
         hold: FolderOwnership,
         local: Path,
         retention: Retention,
-        agents: JobAgents | None = None,
+        agents: JobAgents | None,
         *,
-        parts: PartsCopy,
+        node: SaveGroup,
+        clock: Clock,
     ) -> None:
-        self._parts = parts
         self._hold, self._local, self._retention, self._agents = hold, local, retention, agents
+        self._node, self._clock = node, clock  # this node among the nodes: the first one publishes parts
         self._to_shared = BackgroundQueue("copying a checkpoint to shared storage", self._copy)
         self._to_partner = BackgroundQueue("copying a checkpoint to a partner node", self._give)
         self._complained = ""
@@ -141,12 +126,7 @@ class Mirror:
             self._to_partner.begin()
 
     def offer(self, name: str, *, to_shared: bool = True) -> None:
-        """Have a checkpoint copied, and this node's disk tidied; it replaces one that waits.
-
-        Args:
-            name: of the checkpoint.
-            to_shared: copy it to the shared folder, too. Of one in parts every node must, or none.
-        """
+        """Have a checkpoint copied, and this node's disk tidied; it replaces one that waits."""
         if self._agents is not None and len(self._agents.members) > 1:
             self._to_partner.offer(name)
         if to_shared:
@@ -155,11 +135,7 @@ class Mirror:
         self._tidy_here({self._to_shared.current, self._to_partner.current})
 
     def wait(self) -> None:
-        """Return once all is copied to the shared folder, and to the partner if that does not take long.
-
-        Raises:
-            DeepLinkError: a copy failed so.
-        """
+        """Return once all is copied to the shared folder, and to the partner if that does not take long."""
         self._to_shared.is_done()
         if not self._to_partner.is_done(PARTNER_S):
             log.info("the partner's copy is still under way")
@@ -189,14 +165,11 @@ class Mirror:
                 self._local,
                 self._hold.claimed(),
                 keep,
-                self._refuse_if_known,
+                self._hold.refuse_if_known_fenced,
                 proved=self._saved,
                 suspected=self._hold.suspected,
                 spared=busy,
             )
-
-    def _refuse_if_known(self) -> None:
-        self._hold.refuse_if_known_fenced()
 
     def has_time(self) -> bool:
         """Tell whether nothing is on its way to the shared folder."""
@@ -205,10 +178,10 @@ class Mirror:
     def _copy(self, name: str) -> None:
         try:
             if (self._local / name / manifests.PART).exists():
-                self._parts.copy(self._local / name)
+                self._copy_part(self._local / name)
             else:
                 copy_entry(self._local / name, self._hold.folder / name, self._hold.refuse_if_fenced)
-            if self._parts.group.rank == 0:
+            if self._node.rank == 0:
                 withdraw_if_late(self._hold.folder / name, self._hold, self._hold.refuse_if_fenced)
         except FolderGoneError:
             raise
@@ -216,18 +189,31 @@ class Mirror:
             with suppress(OSError):
                 self._hold.refuse_if_fenced()
             raise CheckpointWriteError(self._hold.folder, problem) from problem
-        self._to_shared.forget_failure()
-        if self._parts.group.rank == 0:
-            hold = self._hold
-            tidy(
-                hold.folder,
-                hold.claimed(),
-                self._retention,
-                hold.refuse_if_fenced,
-                proved=name,
-                suspected=hold.suspected,
-            )
+        self._to_shared.failed = None  # made good
+        if self._node.rank == 0:
+            tidy_shared(self._hold, self._retention, proved=name)
         self._tidy_here({self._to_partner.current})
+
+    def _copy_part(self, source: Path) -> None:
+        """Copy this node's part; the first node publishes the whole when all parts are there."""
+        name, hold = source.name, self._hold
+        final = hold.folder / name
+        manifest = manifests.read_manifest(source)
+        hold.refuse_if_fenced()
+        if manifests.is_there(final):
+            return
+        draft = hold.folder / f"{DRAFT_PREFIX}{name}-{hold.claimed().number:06x}"
+        with Exchange(draft, self._node, self._clock, hold.refuse_if_fenced) as exchange:
+            for entry in manifests.files_here(source, manifest):
+                fsync_path(_copy_file(source, draft, entry))
+            exchange.put("copied", b"")
+            if self._node.rank:
+                return
+            exchange.gather("copied")
+            shutil.rmtree(draft / PARTS)
+            manifests.check_files(draft, manifest.files, contents=False)
+            shutil.copyfile(source / manifests.NAME, draft / manifests.NAME)
+            publish_draft(draft, final, check=hold.refuse_if_fenced)
 
     def _give(self, name: str) -> None:
         if self._agents is None:
@@ -243,66 +229,11 @@ class Mirror:
         self._tidy_here({self._to_shared.current})
 
 
-@dataclass(frozen=True, slots=True)
-class PartsCopy:
-    """Copies a checkpoint to the shared folder whose parts lie on several nodes: each node its own.
-
-    Attributes:
-        hold: of the shared folder.
-        group: this node among the nodes; the first one publishes.
-        clock: where time comes from.
-    """
-
-    hold: FolderOwnership
-    group: SaveGroup
-    clock: Clock
-
-    def copy(self, source: Path) -> None:
-        """Copy this node's part; the first node publishes the whole when all are there.
-
-        Raises:
-            CheckpointDamagedError: the source is not what was saved.
-            PartsMissingError, SaveAbandonedError: another node did not copy its part.
-            FencedError: a newer attempt has claimed.
-            OSError: the storage refuses.
-        """
-        name, hold = source.name, self.hold
-        final = hold.folder / name
-        manifest = manifests.read_manifest(source)
-        hold.refuse_if_fenced()
-        if manifests.is_there(final):
-            return
-        draft = hold.folder / f"{DRAFT_PREFIX}{name}-{hold.claimed().number:06x}"
-        with Exchange(draft, self.group, self.clock, hold.refuse_if_fenced) as exchange:
-            for entry in manifests.files_here(source, manifest):
-                target = draft / entry.path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if _copied(source / entry.path, target) != entry.xxh3_64:
-                    raise CheckpointDamagedError(source, f"{entry.path} was altered: its checksum differs")
-                fsync_path(target)
-            exchange.put("copied", b"")
-            if self.group.rank:
-                return
-            exchange.gather("copied")
-            shutil.rmtree(draft / PARTS)
-            manifests.check_files(draft, manifest.files, contents=False)
-            shutil.copyfile(source / manifests.NAME, draft / manifests.NAME)
-            publish_draft(draft, final, check=hold.refuse_if_fenced)
-
-
 def rescue(local: Path, hold: FolderOwnership, newest: Claim) -> str | None:
     """Copy this node's newest whole checkpoint to the shared folder if none there is as new; return its name.
 
     For an attempt that is about to claim the folder: the copying may have ended with the attempt before, and what
     was copied may have been damaged since. Errors are tried again for `RESCUE_S` altogether.
-
-    Args:
-        local: the folder on this node's disk.
-        hold: of the shared folder.
-        newest: its newest claim.
-
-    Raises:
-        DeepLinkError: what this node has, newer than what is shared, cannot be read or copied.
     """
     return hold.retried(lambda: _rescued(local, hold, newest), RESCUE_S)
 
@@ -333,3 +264,67 @@ def _is_whole(hold: FolderOwnership, entry: CheckpointName) -> bool:
     except CheckpointDamagedError:
         return False
     return True
+
+
+class UploadBarrier:
+    """The nodes of an attempt, each with a folder of its own."""
+
+    def __init__(self, hold: FolderOwnership, local: Path, env: Mapping[str, str], clock: Clock) -> None:
+        self._hold, self._local, self._clock = hold, local, clock
+        self._is_first = env.get("LOCAL_RANK", "0") == "0"
+        self._node = int(env.get("GROUP_RANK") or 0)
+        self._nodes = int(env.get("GROUP_WORLD_SIZE") or 1)
+
+    def wait(self, newest: Claim) -> None:
+        """Return once every node has brought in what it has, or the attempt has claimed, or time is up."""
+        meets = self._hold.attempt is not None and not (self._nodes == 1 and self._is_first)
+        folder = self._hold.claims.folder
+        if meets:
+            folder.mkdir(exist_ok=True)
+        if self._is_first:
+            try:
+                if name := rescue(self._local, self._hold, newest):
+                    log.warning("%s was on this node alone, and is brought in", name)
+            except DeepLinkError as problem:
+                if meets:
+                    write_unsynced(folder / self._offer(self._node), str(problem).encode())
+                raise
+        if not meets:
+            return
+        if self._is_first:
+            write_unsynced(folder / self._offer(self._node), b"")
+        self._wait_for_all(folder, newest)
+        if self._is_first and not self._node:
+            self._clear_before(folder)
+
+    def _clear_before(self, folder: Path) -> None:
+        """Remove what the nodes of earlier attempts of this job said."""
+        for path in folder.glob(f"{_OFFER}*"):
+            with suppress(OSError, AttemptFormatError):
+                said_by = Attempt.parse(path.name.removeprefix(_OFFER).rpartition("-")[0])
+                if self._hold.attempt and said_by.job == self._hold.attempt.job and said_by < self._hold.attempt:
+                    path.unlink()
+
+    def _offer(self, node: int) -> str:
+        return f"{_OFFER}{self._hold.attempt}-{node:05d}"
+
+    def _wait_for_all(self, folder: Path, newest: Claim) -> None:
+        wanted = {self._offer(node) for node in range(self._nodes)}
+        deadline = self._clock.monotonic() + PATIENCE_S
+        while missing := wanted.difference(fresh_names(folder)):
+            if self._hold.is_claimed():
+                return
+            if self._clock.monotonic() > deadline:
+                self._go_without(len(missing), newest)
+                return
+            self._hold.stir()
+            self._clock.sleep(_PAUSE_S)
+        for name in sorted(wanted):
+            if problem := (folder / name).read_text(encoding="utf-8", errors="replace"):
+                raise NoAgreementError(f"node {int(name.rpartition('-')[2])}: {problem}")
+
+    def _go_without(self, missing: int, newest: Claim) -> None:
+        said = f"{missing} of {self._nodes} nodes did not say what they hold within {PATIENCE_S:g} s"
+        if newest.number and not survey(self._hold.folder, newest, self._hold.check_once)[0]:
+            raise NoAgreementError(f"{said}, and nothing else is whole")
+        log.warning("%s", said)

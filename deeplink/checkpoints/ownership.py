@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.blocking_io import BlockingIo
-from deeplink.checkpoints.claims import APART_GAP, NO_CLAIM, Claim, Claims, fresh_names, in_order, is_newer
-from deeplink.checkpoints.entries import entries, highest, is_fenced, survey
+from deeplink.checkpoints.background import BlockingIo
+from deeplink.checkpoints.claims import (
+    APART_GAP,
+    NO_CLAIM,
+    Claim,
+    Claims,
+    entries,
+    fresh_names,
+    highest,
+    in_order,
+    is_fenced,
+    is_newer,
+    survey,
+)
 from deeplink.checkpoints.found import (
+    FULL,
     FolderGoneError,
     NothingWholeError,
     StorageSilentError,
     StorageUnreadableError,
 )
 from deeplink.checkpoints.manifest import CheckpointWriteError
-from deeplink.errors import DeepLinkError
-from deeplink.types import FencedError
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.types import FencedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from deeplink.checkpoints.agents import JobAgents
-    from deeplink.clock import Clock
-    from deeplink.types import Attempt
+    from deeplink.core.clock import Clock
+    from deeplink.core.types import Attempt
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _MOST_TRIES = 1000
 PATIENCE_S: Final = 5.0
@@ -42,55 +55,32 @@ BRING_S: Final = 900.0
 RETRY_S: Final = 60.0
 """How long an error of its storage is tried again: a ticket is renewed, a server comes back."""
 _PAUSE_S: Final = 1.0
-_FULL: Final = {errno.ENOSPC, errno.EDQUOT}
-"""Waiting makes no room."""
-T = TypeVar("T")
 
 
 class FolderOwnership:
-    """The hold of one process on a folder. Not thread-safe.
-
-    Attributes:
-        claim: what it claimed the folder with, or its attempt's other rank did; None before.
-        holder: unique to the process, or to the ranks that save together outside of a job.
-        before_claiming: called once with the newest claim before one is made; what the folder holds then counts.
-        after_claiming: called once with the claim that is held.
-        agreed: returns the claim where the ranks agree through agents; None where they meet in the folder.
-        agents: of the job; None where there are none to ask.
-        shared: asks the folder, which may not answer.
-        is_apart: whether the claim was made without the folder, and is not there yet.
-        from_scratch: whether training may begin at zero though there are checkpoints, all damaged.
-        suspected: checkpoints that a look found damaged, here or where the claim was made.
-    """
+    """The hold of one process on a folder. One thread claims it; then several threads may use it."""
 
     def __init__(self, folder: Path, attempt: Attempt | None, clock: Clock, *, from_scratch: bool = False) -> None:
         self.folder, self.attempt = folder, attempt
         self.claims = Claims(folder)
-        self.claim: Claim | None = None
-        self.holder = uuid.uuid4().hex
-        self.before_claiming: Callable[[Claim], None] = lambda _newest: None
-        self.after_claiming: Callable[[Claim], None] = lambda _claim: None
-        self.agreed: Callable[[], Claim | None] = lambda: None
+        self.claim: Claim | None = None  # this process's, or that of its attempt's other rank
+        self.holder = uuid.uuid4().hex  # of the process; outside of a job also of the ranks that save together
+        self.before_claiming: Callable[[Claim], None] = lambda _newest: None  # with the newest claim
+        self.after_claiming: Callable[[Claim], None] = lambda _claim: None  # with the claim that is held
+        self.agreed: Callable[[], Claim | None] = lambda: None  # None where the ranks meet in the folder
         self.agents: JobAgents | None = None
         self.shared = BlockingIo(folder, PATIENCE_S)
-        self.is_apart = self._is_silent = False
+        self.is_apart = False  # the claim was made without the folder, and is not there yet
+        self._is_silent = False
         self._looking = BlockingIo(folder, STILL_S)  # of its own: what is asked meanwhile goes to `shared`
         self._clock = clock
         self.from_scratch = from_scratch
-        self.suspected: set[Path] = set()
+        self.suspected: set[Path] = set()  # a look found them damaged, here or where the claim was made
         self._checked: set[Path] = set()
         self._looked: tuple[str, ...] | None = None
 
     def claimed(self) -> Claim:
-        """Return this attempt's claim, made now if there is none yet.
-
-        Raises:
-            FencedError: a newer attempt of this job, or another job since, has claimed the folder.
-            ClaimDamagedError: a claim is torn.
-            NoAgreementError: the ranks did not agree.
-            NothingWholeError: there are checkpoints, and none is whole.
-            DeepLinkError: as `patiently`.
-        """
+        """Return this attempt's claim, made now if there is none yet."""
         if self.claim is None and (agreed := self.agreed()) is not None:
             self._held_with(agreed)
         if self.claim is None:
@@ -120,12 +110,7 @@ class FolderOwnership:
         return self.own_claim(claims), claims[-1] if claims else NO_CLAIM
 
     def patiently(self, look: Callable[[], T], still_s: float | None = None) -> T:
-        """Return what `look` finds in the folder, which may be long; but not while nothing is heard of it.
-
-        Raises:
-            StorageSilentError: the folder stood still, and `stir` was not called.
-            DeepLinkError: as `retried`.
-        """
+        """Return what `look` finds in the folder, which may be long; but not while nothing is heard of it."""
         return self.retried(lambda: self._asked(look, still_s))
 
     def _asked(self, look: Callable[[], T], still_s: float | None) -> T:
@@ -137,19 +122,14 @@ class FolderOwnership:
             raise StorageSilentError(self.folder, still_s or self._looking.patience_s) from silent
 
     def retried(self, look: Callable[[], T], for_s: float | None = None) -> T:
-        """Return what `look` finds; an error of the storage is no answer, and is tried again for `RETRY_S`.
-
-        Raises:
-            StorageUnreadableError, FolderGoneError: it gave errors all the time.
-            CheckpointWriteError: it is full.
-        """
+        """Return what `look` finds; an error of the storage is no answer, and is tried again for `RETRY_S`."""
         for_s = RETRY_S if for_s is None else for_s
         until: float | None = None
         while True:
             try:
                 return look()
             except OSError as problem:
-                if problem.errno in _FULL:
+                if problem.errno in FULL:  # waiting makes no room
                     raise CheckpointWriteError(self.folder, problem) from problem
                 if until is None:
                     until = self._clock.monotonic() + for_s
@@ -165,25 +145,15 @@ class FolderOwnership:
         self._looking.stir()
 
     def is_claimed(self) -> bool:
-        """Tell whether this attempt has claimed the folder, by whichever rank.
-
-        Raises:
-            FencedError: a newer attempt has.
-        """
+        """Tell whether this attempt has claimed the folder, by whichever rank."""
         return self.claim is not None or self.own_claim(self.claims.all()) is not None
 
     def refuse_if_fenced(self) -> None:
-        """Return if this attempt holds the folder, claiming it first if need be.
-
-        Raises:
-            FencedError: a newer attempt does.
-            FolderGoneError: the folder or its claims are not there any more.
-            OSError: the file system does not say.
-        """
-        claim = self.claimed()
+        """Return if this attempt holds the folder, claiming it first if need be."""
+        claim, is_apart = self.claimed(), self.is_apart  # as it is before the look: another thread may publish now
         newest = self.claims.newest_number()
         if newest < claim.number:
-            self._make_up_for(claim)
+            self._make_up_for(claim, is_apart=is_apart)
             newest = self.claims.newest_number()
         if newest != claim.number:
             holder = self.claims.read(newest)
@@ -192,15 +162,12 @@ class FolderOwnership:
             self.claim = holder  # another rank of ours had to claim once more
         self.is_apart = False
 
-    def _make_up_for(self, claim: Claim) -> None:
+    def _make_up_for(self, claim: Claim, *, is_apart: bool) -> None:
         """Put a claim into the folder that was made while the folder did not answer.
 
         Any other was there. With agents, who refuse older attempts meanwhile, it is put back.
-
-        Raises:
-            FolderGoneError: the folder is gone, or the claim, and there are no agents.
         """
-        if not self.is_apart:
+        if not is_apart:
             gone = next((one for one in (self.folder, self.claims.folder) if not manifests.is_there(one)), None)
             gone = gone or self.claims.path(claim.number)
             if self.agents is None or gone == self.folder:
@@ -216,11 +183,7 @@ class FolderOwnership:
         self.claims.publish(claim)
 
     def refuse_if_known_fenced(self) -> bool:
-        """Return whether anybody said that this attempt holds the folder: the agent here, or the folder in time.
-
-        Raises:
-            FencedError: a newer attempt does, one of them says.
-        """
+        """Return whether anyone said that this attempt holds the folder: the agent here, or the folder in time."""
         claim = self.claimed()
         is_known = self.agents is not None and self.agents.refuse_if_fenced(claim)
         try:
@@ -253,9 +216,8 @@ class FolderOwnership:
         if self.claim is not None or self.attempt is None:
             return None
         newest = self.claims.newest()
-        if newest.attempt is None or newest.attempt.job == self.attempt.job:
-            return None
-        if not self.claims.is_alive(newest.number):
+        is_other = newest.attempt is not None and newest.attempt.job != self.attempt.job
+        if not is_other or not self.claims.is_alive(newest.number):
             return None
         log.warning(
             "%s is only looked at: attempt %s runs on it. A save takes it over", self.folder, newest.attempt
@@ -288,14 +250,7 @@ class FolderOwnership:
         raise FencedError(self.attempt, None, str(self.folder))
 
     def own_claim(self, claims: Sequence[Claim]) -> Claim | None:
-        """Return the claim that a rank of this attempt has made already; None where it has to be made.
-
-        Args:
-            claims: all that are known, oldest first.
-
-        Raises:
-            FencedError: a newer attempt holds the folder, or another job since.
-        """
+        """Return the claim that a rank of this attempt has made already; None where it has to be made."""
         if not claims:
             return None
         newest = claims[-1]
@@ -318,23 +273,19 @@ class FolderOwnership:
 
     def _proposal(self, number: int, after: Claim) -> Claim:
         """Return the claim to make: of what `after` left, what it recognises, what it skips and why."""
-        found = survey(self.folder, after, self.check_once)
-        self.refuse_if_nothing_is_whole(found.recognised, found.skipped)
+        recognised, skipped = survey(self.folder, after, self.check_once)
+        self.refuse_if_nothing_is_whole(recognised, skipped)
         return Claim(
             number=max(number, 1 + highest(entries(self.folder))),
             attempt=self.attempt,
             holder=self.holder,
-            recognised=found.recognised,
-            skipped=found.skipped,
+            recognised=recognised,
+            skipped=skipped,
             created_unix=self._clock.unix(),
         )
 
     def refuse_if_nothing_is_whole(self, whole: Sequence[str], passed: Iterable[tuple[str, str]]) -> None:
-        """Return if there is something to go on from, or nothing to lose, or training may begin at zero.
-
-        Raises:
-            NothingWholeError: what there is is damaged, or gone.
-        """
+        """Return if there is something to go on from, or nothing to lose, or training may begin at zero."""
         found = [(name, reason) for name, reason in passed if not is_fenced(reason)]
         if whole or not found:
             return
@@ -343,12 +294,7 @@ class FolderOwnership:
         log.warning("training begins at zero, as from_scratch=True says: nothing in %s is whole", self.folder)
 
     def check_once(self, path: Path, *, contents: bool) -> None:
-        """Check a checkpoint; a full check is done once, however often the claim has to be proposed.
-
-        Raises:
-            CheckpointDamagedError: it is not whole.
-            OSError: the file system refuses.
-        """
+        """Check a checkpoint; a full check is done once, however often the claim has to be proposed."""
         if path not in self._checked:
             manifests.check(path, contents=contents, read=self.stir)
             if contents:

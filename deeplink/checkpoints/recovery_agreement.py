@@ -12,23 +12,31 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.claims import APART_GAP, NO_CLAIM, Claim, fresh_names, in_order
-from deeplink.checkpoints.entries import CheckpointName, entries, gone, highest, why_not
-from deeplink.checkpoints.fetching import choose, place
+from deeplink.checkpoints.agents import choose, place
+from deeplink.checkpoints.claims import (
+    APART_GAP,
+    NO_CLAIM,
+    CheckpointName,
+    Claim,
+    entries,
+    fresh_names,
+    gone,
+    highest,
+    in_order,
+    why_not,
+)
 from deeplink.checkpoints.manifest import CheckpointDamagedError
-from deeplink.checkpoints.view import RunView
-from deeplink.errors import DeepLinkError
-from deeplink.plainrpc import PlainCallError
-from deeplink.text import listed
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.text import listed
+from deeplink.rpc.forksafe import PlainCallError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from deeplink.checkpoints.agents import JobAgents, RunOwner
-    from deeplink.checkpoints.fetching import Holding
+    from deeplink.checkpoints.agents import Holding, JobAgents, RunOwner, There
     from deeplink.checkpoints.ownership import FolderOwnership
-    from deeplink.clock import Clock
+    from deeplink.core.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -58,16 +66,53 @@ class NoAgreementError(DeepLinkError):
         self.why = why
 
 
-class Council:
-    """Where the ranks of an attempt agree.
+class RunView:
+    """The claims and checkpoints of a run that the deciding rank knows, on shared storage and on nodes."""
 
-    Args:
-        hold: of the shared folder.
-        local: the folder on this node's disk.
-        agents: of the job.
-        env: names this rank's place: RANK, LOCAL_RANK, GROUP_RANK, GROUP_WORLD_SIZE.
-        clock: where time comes from.
-    """
+    def __init__(
+        self, claims: Sequence[Claim], shared: Sequence[CheckpointName], holdings: Sequence[Holding], problem: str
+    ) -> None:
+        self.claims, self.shared, self.problem = claims, shared, problem
+        self.unread = [unread for holding in holdings for unread in holding.unread]
+        self.holdings = holdings
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the shared folder answered."""
+        return not self.problem
+
+    def entries(self) -> list[CheckpointName]:
+        """Return every checkpoint that is anywhere, whole or not, newest first."""
+        names = {name for name, _, _ in self.unread}
+        for holding in self.holdings:
+            names |= {there.name for there in holding.whole} | {name for name, _, _ in holding.torn}
+        return sorted({*self.shared, *filter(None, map(CheckpointName.parse, names))}, reverse=True)
+
+    def places(self, name: str) -> list[There]:
+        """Return where something of a checkpoint lies on nodes."""
+        return [there for holding in self.holdings for there in holding.whole if there.name == name]
+
+    def torn(self, name: str) -> list[tuple[str, str, str]]:
+        """Return the places where it is not what was saved, with reasons."""
+        return [torn for holding in self.holdings for torn in holding.torn if torn[0] == name]
+
+    def is_lost_above(self, newest: CheckpointName | None, claim: Claim) -> bool:
+        """Tell whether the shared folder has something newer than `newest` that counts, and cannot be read."""
+        above = (entry for entry in self.shared if newest is None or entry > newest)
+        return not self.is_readable and any(entry.counts(claim) for entry in above)
+
+    def unread_above(self, newest: CheckpointName | None, claim: Claim) -> list[str]:
+        """Return what nodes cannot read that may be newer than `newest` and count under `claim`."""
+        found = []
+        for name, where, why in self.unread:
+            entry = CheckpointName.parse(name)
+            if entry is None or (entry.counts(claim) and (newest is None or entry > newest)):
+                found.append(f"{where}: {why}")
+        return found
+
+
+class RecoveryAgreement:
+    """The agreement of an attempt's ranks on their claim."""
 
     def __init__(
         self, hold: FolderOwnership, local: Path, agents: JobAgents, env: Mapping[str, str], clock: Clock
@@ -80,28 +125,22 @@ class Council:
         self._shared: list[CheckpointName] = []  # as last seen
 
     def agree(self) -> Claim:
-        """Return the claim of this attempt, made now if this rank decides.
-
-        Raises:
-            FencedError: a newer attempt has begun, or another job holds the run.
-            NoAgreementError: nobody decided.
-            ClaimDamagedError: a claim in the shared folder cannot be read.
-            PlainStatusError: the agents know nothing of checkpoints.
-        """
+        """Return the claim of this attempt, made now if this rank decides."""
         if self.is_first_here:
             self._agents.judge(self._asked(self._agents.here, folder=self._local), None)
-        claim = self._told(self._decided()) if self._decides else self._awaited()
+        claim = self._announced(self._decided()) if self._decides else self._awaited()
         if self.is_first_here:
             self._asked(self._agents.here, claim=claim)
         return claim
 
-    def _told(self, claim: Claim) -> Claim:
-        """Tell where the others ask; return what holds there, should another rank have decided, too."""
-        there = self._asked(self._agents.first, claim=claim)
-        self._agents.judge(there, None)
-        if there.claim is not None and there.claim.attempt == self._agents.attempt:
-            return there.claim
-        return claim
+    def _announced(self, claim: Claim) -> Claim:
+        """Tell the agent that the others ask; return the claim it has, should another rank have decided, too."""
+        return self._known_at_first(claim) or claim
+
+    def _known_at_first(self, claim: Claim | None = None) -> Claim | None:
+        owner = self._asked(self._agents.first, claim=claim)
+        self._agents.judge(owner, None)
+        return owner.claim if owner.claim and owner.claim.attempt == self._agents.attempt else None
 
     def _asked(self, address: str, *, folder: Path | None = None, claim: Claim | None = None) -> RunOwner:
         """Ask an agent until it answers, or has been silent for too long."""
@@ -118,10 +157,8 @@ class Council:
     def _awaited(self) -> Claim:
         began, pause = self._clock.monotonic(), _PAUSE_S
         while self._clock.monotonic() - began < AGREE_S:
-            standing = self._asked(self._agents.first)
-            self._agents.judge(standing, None)
-            if standing.claim is not None and standing.claim.attempt == self._agents.attempt:
-                return standing.claim
+            if claim := self._known_at_first():
+                return claim
             self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
         raise NoAgreementError(f"the first rank did not within {AGREE_S:g} s")
@@ -161,7 +198,7 @@ class Council:
     def _published(self, made: Claim, source: str) -> bool | None:
         """Claim the shared folder; None where that has to be tried again, False where the claim is void.
 
-        Whoever held the folder may have saved once more, and removed what is claimed: claimed again, that counts.
+        Its holder may have saved once more, and removed what is claimed: claimed again, that counts.
         """
         try:
             if not self._hold.shared.ask(lambda: self._hold.claims.publish(made)):
@@ -174,11 +211,7 @@ class Council:
             return None
 
     def _is_in_doubt(self, view: RunView, made: Claim, after: Claim, until: float) -> bool:
-        """Tell whether something newer may lie where it cannot be read, and that is looked at again.
-
-        Raises:
-            NoAgreementError: it was looked at for long enough, and what is left may be old, or nothing.
-        """
+        """Tell whether something newer may lie where it cannot be read, and that is looked at again."""
         doubt, goes_on = self._doubt(view, made, after)
         if doubt and self._clock.monotonic() <= until:
             return True
@@ -193,7 +226,7 @@ class Council:
         try:
             return self._proposed(view, after)
         except OSError as problem:
-            view.lose_shared(str(problem))
+            view.problem = str(problem)  # what the folder is known to have is kept
             return self._proposed(view, after)
 
     def _doubt(self, view: RunView, made: Claim, after: Claim) -> tuple[str, bool]:
@@ -207,7 +240,7 @@ class Council:
             return f"{SHARED} cannot be used ({view.problem}), and may have newer ones than these nodes", False
         if unread := view.unread_above(newest, after):
             return "; ".join(unread), bool(made.recognised)
-        if not made.recognised and view.nodes < len(self._agents.members):
+        if not made.recognised and len(view.holdings) < len(self._agents.members):
             return "nodes that do not say what they have may have some", True
         return "", True
 
@@ -226,12 +259,12 @@ class Council:
         while waiting and self._clock.monotonic() - began < GATHER_S:
             for member in list(waiting):
                 try:
-                    standing = self._agents.hold(member.address)
+                    owner = self._agents.hold(member.address)
                 except (PlainCallError, OSError) as problem:
                     log.debug("the agent of %s: %s", member.name, problem)
                     continue
-                self._agents.judge(standing, None)
-                if standing.has_own or standing.said_by == self._agents.attempt:
+                self._agents.judge(owner, None)
+                if owner.has_own or owner.said_by == self._agents.attempt:
                     waiting.remove(member)
             if waiting:
                 self._clock.sleep(_PAUSE_S)
@@ -244,11 +277,8 @@ class Council:
             )
 
     def _look(self, holdings: Sequence[Holding]) -> RunView:
-        known: dict[int, Claim] = {}
-        for holding in holdings:
-            standing = self._agents.standing(holding.hold)
-            if standing.claim is not None:
-                known[standing.claim.number] = standing.claim
+        on_nodes = (self._agents.owner(holding.hold).claim for holding in holdings)
+        known = {claim.number: claim for claim in on_nodes if claim is not None}
         problem = ""
         try:
             self._hold.shared.ask(lambda: self._hold.folder.mkdir(parents=True, exist_ok=True))
@@ -260,11 +290,7 @@ class Council:
         return RunView(in_order(known.values()), self._shared, holdings, problem)
 
     def _proposed(self, view: RunView, newest: Claim) -> tuple[Claim, str]:
-        """Return the claim to make, of what `newest` left, and where its first checkpoint lies.
-
-        Raises:
-            OSError: what may be the newest in the shared folder cannot be read.
-        """
+        """Return the claim to make, of what `newest` left, and where its first checkpoint lies."""
         recognised: list[str] = []
         skipped: list[tuple[str, str]] = []
         source = ""
@@ -292,11 +318,7 @@ class Council:
         return claim, source
 
     def _whole_at(self, entry: CheckpointName, view: RunView, reasons: list[str], *, contents: bool) -> str:
-        """Return where a checkpoint is whole; empty, and why, where it is not.
-
-        Raises:
-            OSError: the shared folder does not let it be read to the last byte, and no node has it.
-        """
+        """Return where a checkpoint is whole; empty, and why, where it is not."""
         places = view.places(entry.name)
         torn = [*view.torn(entry.name), *(unread for unread in view.unread if unread[0] == entry.name)]
         if contents and places:

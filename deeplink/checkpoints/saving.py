@@ -10,57 +10,43 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.entries import DAMAGED_PREFIX, abandoned_drafts, entries, entry_name, surplus
+from deeplink.checkpoints.claims import DAMAGED_PREFIX, abandoned_drafts, entries, entry_name, surplus
 from deeplink.checkpoints.found import CheckpointExistsError
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError, FileEntry, Manifest
-from deeplink.private import private_folder
-from deeplink.publish import DRAFT_PREFIX, publish_draft, published_folder
-from deeplink.types import FencedError
+from deeplink.checkpoints.multirank_save import collect_parts, remove_others
+from deeplink.core.private import private_folder
+from deeplink.core.publish import DRAFT_PREFIX, publish_draft, published_folder
+from deeplink.core.types import FencedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from deeplink.checkpoints.claims import Claim
-    from deeplink.checkpoints.entries import Retention
+    from deeplink.checkpoints.claims import Claim, Retention
     from deeplink.checkpoints.multirank_save import Exchange
     from deeplink.checkpoints.ownership import FolderOwnership
-    from deeplink.clock import Clock
+    from deeplink.core.clock import Clock
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
 class Save:
-    """One save: what is known of it before and while it is written.
-
-    Attributes:
-        began: by the clock's monotonic time.
-        stall_s, nonfinite, world: as `Manifest` has them.
-        any_object: whether the state may hold what `Checkpoint.load` does not read.
-        path: where it is, once it is published.
-        to_shared: whether it is to be copied to the shared folder.
-    """
+    """One save: what is known of it before and while it is written."""
 
     step: int
     meta: dict[str, Any]
-    began: float
+    began: float  # by the clock's monotonic time
     stall_s: float = 0.0
     nonfinite: dict[str, str] = field(default_factory=dict)
     world: int = 1
-    any_object: bool = False
-    path: Path | None = None
-    to_shared: bool = True
+    any_object: bool = False  # the state may hold what `Checkpoint.load` does not read
+    path: Path | None = None  # once it is published
+    to_shared: bool = True  # it is to be copied to the shared folder
 
 
 class Saver:
-    """Puts checkpoints into a folder, under a hold.
-
-    Args:
-        hold: who this process is; its folder is where claims lie.
-        folder: where the checkpoints go: the hold's, or one on this node.
-        clock: where time comes from.
-    """
+    """Puts checkpoints into a folder, under a hold."""
 
     def __init__(self, hold: FolderOwnership, folder: Path, clock: Clock) -> None:
         self.hold, self.folder = hold, folder
@@ -107,21 +93,12 @@ class Saver:
                 raise
             raise self._explained(problem, final) from problem
 
-    def together(self, save: Save, exchange: Exchange, files: Callable[[], tuple[FileEntry, ...]]) -> None:
-        """Publish what several ranks wrote into the exchange's draft, on rank 0.
-
-        Args:
-            save: what is saved.
-            exchange: how the ranks met.
-            files: waits for the others and returns all that was written.
-
-        Raises:
-            FencedError, CheckpointWriteError, CheckpointExistsError, PartsMissingError: nothing was published.
-        """
+    def together(self, save: Save, exchange: Exchange) -> None:
+        """Publish what several ranks wrote into the exchange's draft, on rank 0."""
         final = self.folder
         try:
             claim = self.hold.claimed()
-            self._seal(exchange.draft, save, claim, files())
+            self._seal(exchange.draft, save, claim, collect_parts(exchange))
             final = self._free_path(save.step, claim)
             publish_draft(exchange.draft, final, check=self.check)
             withdraw_if_late(final, self.hold, self.check)
@@ -156,18 +133,11 @@ class Saver:
         return self._free_path(save.step, claim).name, manifests.manifest_text(manifest)
 
     def publish_part(self, draft: Path, final: Path, text: str) -> None:
-        """Publish what ranks of this node wrote, beside the manifest of the whole.
-
-        Raises:
-            FencedError, CheckpointWriteError, CheckpointExistsError: nothing was published.
-            CheckpointDamagedError: the manifest cannot be read.
-        """
+        """Publish what ranks of this node wrote, beside the manifest of the whole."""
         manifest = manifests.manifest_of(text, final)
         try:
             here = [entry.path for entry in manifest.files if (draft / entry.path).exists()]
-            for path in list(draft.rglob("*")):  # what a rank of an earlier, torn save may have left
-                if path.is_file() and path.relative_to(draft).as_posix() not in here:
-                    path.unlink()
+            remove_others(draft, set(here))
             if len(here) < len(manifest.files):
                 manifests.write_part(draft, here)
             (draft / manifests.NAME).write_text(text, encoding="utf-8")
@@ -177,7 +147,8 @@ class Saver:
             raise self._explained(problem, final) from problem
 
     def _seal(self, draft: Path, save: Save, claim: Claim, files: Sequence[FileEntry]) -> None:
-        manifests.write_manifest(draft, self._manifest(save, claim, files))
+        text = manifests.manifest_text(self._manifest(save, claim, files))
+        (draft / manifests.NAME).write_text(text, encoding="utf-8")
 
     def _manifest(self, save: Save, claim: Claim, files: Sequence[FileEntry]) -> Manifest:
         return Manifest(
@@ -198,11 +169,8 @@ def withdraw_if_late(path: Path, hold: FolderOwnership, check: Callable[[], None
     """Take back what was published a moment ago if a newer attempt claimed between the check and the rename.
 
     A process may stand still there for as long as it likes. What it then publishes is on no list and counts for
-    nothing; but nobody need find it. Unless the newer attempt was quick to see it, and goes on from it: as long as
-    its claim is not known, it may.
-
-    Raises:
-        FencedError: a newer attempt has claimed.
+    nothing, but it should not be found. Unless the newer attempt was quick to see it, and goes on from it: it may
+    while its claim is not known.
     """
     try:
         check()
@@ -216,7 +184,7 @@ def withdraw_if_late(path: Path, hold: FolderOwnership, check: Callable[[], None
 
 
 def withdraw(path: Path) -> None:
-    """Take back a checkpoint that counts for nothing: nobody sees it half removed. Trouble with that is logged."""
+    """Take back a checkpoint that counts for nothing, hidden before it is removed. Trouble with that is logged."""
     try:
         _removed(_hidden(path))
     except OSError as problem:
@@ -227,7 +195,7 @@ def tidy(
     folder: Path,
     claim: Claim,
     retention: Retention,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[], object],
     *,
     proved: str,
     suspected: set[Path] | None = None,
@@ -237,15 +205,6 @@ def tidy(
 
     What is damaged is set aside. A newer attempt may claim meanwhile, and go on from what is about to be removed:
     see `retire`.
-
-    Args:
-        folder: where.
-        claim: what counts.
-        retention: what stays.
-        check: raises FencedError where a newer attempt has claimed.
-        proved: the checkpoint that was saved or copied just now: only what is older goes.
-        suspected: checkpoints that a look found damaged; they are read once more, and struck off.
-        spared: names that stay all the same: they are being copied.
     """
     try:
         damaged = {path.name for path in _damaged_of(folder, suspected) if path.name not in spared}
@@ -265,6 +224,12 @@ def tidy(
         log.warning("old checkpoints in %s are not all removed: %s", folder, problem)
 
 
+def tidy_shared(hold: FolderOwnership, retention: Retention, *, proved: str) -> None:
+    """Remove what is no longer needed in the shared folder; see `tidy`."""
+    check, suspected = hold.refuse_if_fenced, hold.suspected
+    tidy(hold.folder, hold.claimed(), retention, check, proved=proved, suspected=suspected)
+
+
 def _damaged_of(folder: Path, suspected: set[Path] | None) -> list[Path]:
     """Return which of those in `folder` are damaged, read to the last byte; the unreadable stay suspected."""
     damaged = []
@@ -282,26 +247,18 @@ def _damaged_of(folder: Path, suspected: set[Path] | None) -> list[Path]:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a damaged checkpoint, so that it is neither looked at nor removed any more.
-
-    Raises:
-        OSError: the file system refuses.
-    """
+    """Rename a damaged checkpoint, so that it is neither looked at nor removed any more."""
     aside = path.with_name(f"{DAMAGED_PREFIX}{path.name}-{uuid.uuid4().hex[:12]}")
     path.rename(aside)
     log.warning("%s is damaged, and is kept as %s: remove it when nobody needs it", path, aside.name)
 
 
-def retire(folder: Path, names: Iterable[str], check: Callable[[], None]) -> None:
+def retire(folder: Path, names: Iterable[str], check: Callable[[], object]) -> None:
     """Remove checkpoints, unless a newer attempt has claimed the folder by then.
 
-    They are hidden, `check` looks for a newer claim, and only then are they removed. Whoever claims looks
+    They are hidden, `check` looks for a newer claim, and only then are they removed. The next to claim looks
     afterwards whether what it goes on from is still there (`FolderOwnership.claimed`): whichever comes first, one
-    of the two sees the other. And a process that stands still in between removes what nobody can go on from.
-
-    Raises:
-        FencedError: from `check`; everything is as it was.
-        OSError: the file system refuses. What could not all be hidden is as it was, too.
+    of the two sees the other. And a process that stands still in between removes what no attempt can go on from.
     """
     hidden: list[tuple[Path, Path]] = []
     try:
@@ -329,12 +286,7 @@ def _removed(path: Path) -> None:
 
 
 def replaced(path: Path, check: Callable[[], None]) -> None:
-    """Make way for what is about to be published as `path`: `check`, and a damaged one of its name set aside.
-
-    Raises:
-        FencedError: from `check`; everything is as it was.
-        OSError: the file system refuses.
-    """
+    """Make way for what is about to be published as `path`: `check`, and a damaged one of its name set aside."""
     check()
     if manifests.is_there(path):
         set_aside(path)

@@ -9,21 +9,21 @@ from __future__ import annotations
 import copy
 import errno
 import io
+import itertools
 import logging
 import mmap
 import os
 import random
 import sys
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from torch import distributed as dist
 
-from deeplink.checkpoints.found import ShardedStateError, UnreadableStateError
+from deeplink.checkpoints.found import CheckpointError, ShardedStateError, UnreadableStateError
 from deeplink.checkpoints.multirank_save import SaveGroup
-from deeplink.collectives import broadcast_text
-from deeplink.plainpickle import PickleError
+from deeplink.core.plainpickle import PickleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -31,11 +31,14 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
-
 log = logging.getLogger(__name__)
 
+LONGEST: Final = 16 << 20
+"""Bytes of one rank's text."""
+KeyPath: TypeAlias = tuple[str | int, ...]
+"""The place of a value in a nested state: its part, then keys and numbers of elements."""
 _ALIGN = 64
-_WRITE_FAILED = ("inline_container", "PytorchStreamWriter")
+_WRITE_FAILED = ("inline_container", "PytorchStreamWriter", "Parent directory")
 """How torch.save's errors name their place when it is the storage that refuses: it has no class for them."""
 
 
@@ -48,12 +51,7 @@ def states_of(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_spread(parts: Mapping[str, Any], spread: str) -> None:
-    """Return if these parts can be saved so.
-
-    Raises:
-        ShardedStateError: each rank has a part of one, and the spread is for those that have all; or something
-            else than DTensors keeps them so, and what one rank says of its state is not all.
-    """
+    """Return if these parts can be saved so."""
     for name, part in parts.items():
         if by := _sharded_by_others(part):
             raise ShardedStateError(name, spread, by=by)
@@ -72,7 +70,7 @@ def _sharded_by_others(part: Any) -> str:
 def holds_shards(part: Any) -> bool:
     """Tell whether a model, an optimizer or a state has tensors of which each rank has a part."""
     sharding = sys.modules.get("torch.distributed.tensor")
-    if sharding is None:  # then nobody has made one
+    if sharding is None:  # then there are none
         return False
     found: list[Any] = []
     if isinstance(part, torch.nn.Module):
@@ -85,12 +83,7 @@ def holds_shards(part: Any) -> bool:
 
 
 def put_back(parts: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    """Hand each part its state.
-
-    Raises:
-        KeyError: a part has none; nothing was handed out.
-        TypeError: a part cannot take one; nothing was handed out.
-    """
+    """Hand each part its state."""
     for name, part in parts.items():
         if name not in states:
             raise KeyError(f"the checkpoint has no state of {name!r}; it has {', '.join(sorted(states))}")
@@ -98,6 +91,61 @@ def put_back(parts: Mapping[str, Any], states: Mapping[str, Any]) -> None:
             raise TypeError(f"{name!r} has no load_state_dict")
     for name, part in parts.items():
         part.load_state_dict(states[name])
+
+
+# -- nested and flat
+
+
+def flattened(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, KeyPath]]:
+    """Return a nested state's values by key, and where each stands.
+
+    Dictionaries with text for keys are opened, and lists that hold tensors or such dictionaries. Anything else is
+    one value: torch would make text of a scheduler's numbered milestones, and forget what is empty.
+    """
+    values: dict[str, Any] = {}
+    paths: dict[str, KeyPath] = {}
+    for path, value in _walked(state, ()):
+        key = ".".join(map(str, path))
+        if key in values:
+            raise ValueError(f"two values of the state are called {key}")
+        if not isinstance(value, torch.Tensor) and holds_shards(value):
+            raise UnreadableStateError(key, type(value))
+        values[key], paths[key] = value, path
+    return values, paths
+
+
+def nested(values: Mapping[str, Any], paths: Mapping[str, KeyPath]) -> dict[str, Any]:
+    """Return the nested state of which `flattened` made these."""
+    root: dict[str, Any] = {}
+    for key, value in values.items():
+        path, place = paths[key], root
+        for step, following in itertools.pairwise(path):
+            place = _entry(place, step, [] if isinstance(following, int) else {})
+        _entry(place, path[-1], value)
+    return root
+
+
+def _entry(place: Any, step: str | int, value: Any) -> Any:
+    if isinstance(step, str):
+        return place.setdefault(step, value)
+    place.extend([None] * (step + 1 - len(place)))
+    if place[step] is None:
+        place[step] = value
+    return place[step]
+
+
+def _walked(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    if path and not _opens(value):
+        yield path, value
+        return
+    for step, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _walked(inner, (*path, step))
+
+
+def _opens(value: Any) -> bool:
+    if type(value) in {dict, OrderedDict}:
+        return bool(value) and all(type(key) is str for key in value)
+    return type(value) is list and any(isinstance(one, torch.Tensor) or _opens(one) for one in value)
 
 
 # -- copies in host memory
@@ -204,23 +252,16 @@ def _mapped(state: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 def nonfinite(state: Any) -> dict[str, str]:
     """Return the names of tensors that hold a number that is none, with `nan` or `inf`, whichever is worse."""
     found = {}
-    for name, tensor in _named(state, ""):
+    for name, whole in _tensors(state, ""):
+        tensor = whole.to_local() if hasattr(whole, "to_local") else whole
         if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel() or not _is_plain(tensor):
             continue
         # A sum is finite only if all of it is: one pass without memory. Then a closer look: a sum may overflow.
-        if bool(torch.isfinite(tensor.sum(dtype=_wide(tensor)))) or bool(torch.isfinite(tensor).all()):
+        wide = torch.complex128 if tensor.is_complex() else torch.float64
+        if bool(torch.isfinite(tensor.sum(dtype=wide))) or bool(torch.isfinite(tensor).all()):
             continue
         found[name] = "nan" if bool(torch.isnan(tensor).any()) else "inf"
     return found
-
-
-def _wide(tensor: torch.Tensor) -> torch.dtype:
-    return torch.complex128 if tensor.is_complex() else torch.float64
-
-
-def _named(state: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    for found, tensor in _tensors(state, name):
-        yield found, tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _tensors(state: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -236,11 +277,7 @@ def _tensors(state: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def refuse_unreadable(state: Any) -> None:
-    """Return if `read_state` will read what `write_state` writes; better told at the first save than at a restart.
-
-    Raises:
-        UnreadableStateError: it holds something that is neither tensor nor plain value.
-    """
+    """Raise at the first save, not at a restart, if `read_state` would not read what `write_state` writes."""
     if _is_readable(_mapped(state, lambda _tensor: torch.empty(0))):
         return
     for name, value in _leaves(state, ""):
@@ -269,11 +306,7 @@ def _leaves(state: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def write_state(state: Any, path: Path) -> None:
-    """Write a state with torch.save.
-
-    Raises:
-        OSError: the storage refused.
-    """
+    """Write a state with torch.save."""
     failed = ""
     try:
         torch.save(state, path)
@@ -288,12 +321,7 @@ def write_state(state: Any, path: Path) -> None:
 
 
 def read_state(path: Path, map_location: Any = "cpu") -> Any:
-    """Read what `write_state` wrote: tensors and plain values; nothing in the file is executed.
-
-    Raises:
-        PickleError: it holds something else.
-        OSError: it cannot be read.
-    """
+    """Read what `write_state` wrote: tensors and plain values; nothing in the file is executed."""
     return torch.load(path, map_location=map_location, weights_only=True)
 
 
@@ -339,3 +367,51 @@ def put_back_random_state(state: Mapping[str, Any]) -> None:
         np.random.set_state((name, keys.numpy().astype("uint32"), *rest))  # noqa: NPY002 - the global generator's
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+
+
+# -- text between ranks, as bytes in tensors: torch's collectives of objects send pickles
+
+
+def broadcast_text(text: str, *, src: int) -> str:
+    """Return rank `src`'s text on every rank; a collective, bounded by the process group's timeout."""
+    mine = text.encode()
+    length = torch.tensor([len(mine)], device=_device())
+    dist.broadcast(length, src)
+    data = torch.zeros(_checked(int(length)), dtype=torch.uint8, device=_device())
+    if dist.get_rank() == src:
+        data.copy_(_bytes(mine))
+    dist.broadcast(data, src)
+    return _text(data)
+
+
+def gathered_texts(text: str) -> list[str]:
+    """Return every rank's text, in their order, on every rank; a collective, bounded as `broadcast_text`."""
+    mine = text.encode()
+    lengths = [torch.zeros(1, dtype=torch.int64, device=_device()) for _ in range(dist.get_world_size())]
+    dist.all_gather(lengths, torch.tensor([len(mine)], device=_device()))
+    sizes = [_checked(int(length)) for length in lengths]
+    padded = torch.zeros(max(sizes), dtype=torch.uint8, device=_device())
+    padded[: len(mine)] = _bytes(mine)
+    rows = [torch.zeros_like(padded) for _ in sizes]
+    dist.all_gather(rows, padded)
+    return [_text(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+
+
+def _device() -> torch.device:
+    """Return a device that the process group has: the CPU, else its first, as torch chooses for objects."""
+    devices = [pair.partition(":")[0] for pair in dist.get_backend_config().split(",")]
+    return torch.device("cpu" if "cpu" in devices else devices[0])
+
+
+def _checked(length: int) -> int:
+    if not 0 <= length <= LONGEST:
+        raise CheckpointError(f"a rank's text of {length} bytes, at most {LONGEST} are sent")
+    return length
+
+
+def _bytes(data: bytes) -> torch.Tensor:
+    return torch.tensor(list(data), dtype=torch.uint8)
+
+
+def _text(data: torch.Tensor) -> str:
+    return bytes(data.tolist()).decode()

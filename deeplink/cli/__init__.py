@@ -1,4 +1,4 @@
-"""The `deeplink` command: one module per verb, loaded when the verb is used."""
+"""The `deeplink` command: a module per verb, or for verbs that belong together, loaded when one is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from typing_extensions import override
 
 import deeplink
-from deeplink.errors import DeepLinkError
+from deeplink.core.errors import DeepLinkError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ VERBS = {
     "pack": "Pack a folder of small files into shards.",
     "index": "Show, verify, rebuild or remove the index of a dataset's version.",
     "ls": "List datasets, folders and samples.",
-    "info": "Tell all that is known of a dataset, folder or sample.",
+    "info": "Show all that is known of a dataset, folder or sample.",
     "cat": "Write samples to standard output, one after another.",
     "get": "Copy samples into local files.",
     "verify": "Read every copy of every sample of a dataset and compare it with what was packed.",
@@ -32,10 +32,10 @@ VERBS = {
     "evict": "Drop a dataset's shards from the nodes' SSDs, as far as they can be had again.",
     "node": "Serve this node's shards and watch over its ranks.",
     "sbatch": "Submit a batch script: sbatch, watched and restartable.",
-    "plan": "Look after waiting jobs: their wishes for nodes are kept, mended or dropped.",
+    "plan": "Look after waiting jobs: their hints are kept, mended or dropped.",
     "run": "Start and supervise the ranks of a job inside its allocation.",
     "checkpoints": "List, verify and prune checkpoints.",
-    "calibrate": "Time all-reduces and reading on a job's nodes, and tell the cost model's constants from that.",
+    "calibrate": "Time all-reduces and reading on a job's nodes, and derive the cost model's constants from that.",
     "status": "Show how your jobs are, or one of them on one screen.",
     "top": "Show jobs live, sorted as you like.",
     "logs": "Show what a job wrote, and follow it over restarts.",
@@ -45,7 +45,7 @@ VERBS = {
     "shim": "Stand in for srun and torchrun inside a job (put on PATH by `deeplink sbatch --deeplink-shim`).",
     "watch": "Watch jobs from outside and restart those that lost a node.",
     "incidents": "List what went wrong, and how it ended.",
-    "incident": "Show one incident: evidence, course, actions, cost, and where the ranks hung.",
+    "incident": "Show one incident: evidence, timeline, actions, cost, and where the ranks hung.",
     "topology": "Discover, draw, check and export the fabric the nodes hang on.",
     "health": "Look after this node's health: run its checks once, and say what is wrong.",
     "doctor": "Check a site before the first job, and say what is to be changed.",
@@ -55,6 +55,17 @@ VERBS = {
     "demo": "Pack, train, lose a node, recover: the whole story on this machine.",
 }
 
+_SHARED_MODULES = {
+    **{verb: ("samples", verb) for verb in ("ls", "info", "cat", "get")},
+    **{verb: ("warm", verb) for verb in ("prefetch", "evict")},
+    "verify": ("pack", "verify"),
+    **{verb: ("status", verb) for verb in ("top", "logs")},
+    "requeue": ("cancel", "requeue"),
+    "demo": ("sandbox", "demo"),
+    "incident": ("incidents", "incident"),
+    "shim": ("srun", "shim"),
+}
+"""Verbs whose module has those of others too, and the command's name in it."""
 
 _EPILOG = """
 `deeplink VERB --help` shows a verb's options and examples.
@@ -65,7 +76,7 @@ Exit codes:
   0    done
   1    failed
   2    wrong usage or configuration
-  75   stranded: nodes were lost and nobody could help
+  75   stranded: nodes were lost, and nothing could replace them
   77   fenced: a newer attempt runs in this one's place
   127  a program is missing
   130  interrupted
@@ -73,19 +84,8 @@ Besides, `deeplink run` has the first failed rank's and `deeplink sbatch` has sb
 """
 
 
-class OutputError(DeepLinkError):
-    """Standard output does not take what is written: its disk is full, say."""
-
-    def __init__(self, problem: OSError) -> None:
-        super().__init__(
-            f"standard output: {problem.strerror or problem}",
-            remedy="Write to a place that has room, and run it again.",
-        )
-        self.problem = problem
-
-
 def _is_of_output(problem: OSError) -> bool:
-    """Tell whether it was raised where `click.echo`, and nothing below it, wrote to standard output."""
+    """Whether it was raised where `click.echo`, and nothing below it, wrote to standard output."""
     last = problem.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
@@ -94,25 +94,17 @@ def _is_of_output(problem: OSError) -> bool:
 
 @contextmanager
 def output_minded(*, only_output: bool = False) -> Iterator[None]:
-    """End quietly where nobody reads standard output any more, with an OutputError where it cannot be written.
-
-    Args:
-        only_output: nothing but standard output can raise an OSError in it.
-    """
+    """End quietly where standard output is closed, with an error where it cannot be written."""
     try:
         yield
     except OSError as problem:
         if not (only_output or _is_of_output(problem)):
             raise  # a verb's own trouble
-        _drop_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again when it ends
         if isinstance(problem, BrokenPipeError):
             raise click.exceptions.Exit(0) from None  # `deeplink cat big | head` is no failure
-        raise OutputError(problem) from problem
-
-
-def _drop_output() -> None:
-    # Python flushes standard output once more when it ends.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        remedy = "Write to a place that has room, and run it again."
+        raise DeepLinkError(f"standard output: {problem.strerror or problem}", remedy=remedy) from problem
 
 
 class _LazyGroup(click.Group):
@@ -138,9 +130,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command = importlib.import_module(f"deeplink.cli.{cmd_name}").command
-        if not isinstance(command, click.Command):
-            raise TypeError(f"deeplink.cli.{cmd_name}.command is no click command")
+        module, name = _SHARED_MODULES.get(cmd_name, (cmd_name, "command"))
+        command: click.Command = getattr(importlib.import_module(f"deeplink.cli.{module}"), name)
         return command
 
     @override
@@ -168,7 +159,7 @@ def cli(ctx: click.Context, verbose: int) -> None:
 def _log_to_stderr(verbose: int) -> None:
     import logging
 
-    from deeplink.text import printable, printable_lines
+    from deeplink.core.text import printable, printable_lines
 
     class OneLine(logging.Formatter):
         """Writes each message as one printable line, and a traceback below it: both may quote foreign text."""
@@ -191,19 +182,14 @@ def _log_to_stderr(verbose: int) -> None:
 def _warn_of_misspelt() -> None:
     if not any(name.startswith("DEEPLINK_") for name in os.environ):
         return  # `deeplink sbatch` does not pay for what there is no need of
-    from deeplink.config import misspelt
+    from deeplink.core.config import misspelt
 
     for name, meant in misspelt(os.environ).items():
         click.echo(f"deeplink: {name} is set and means nothing; is {meant} meant?", err=True)
 
 
 def main() -> None:
-    """Run the command and exit.
-
-    0 done, 1 failed, 2 wrong usage or configuration, 75 stranded (nodes were lost and nobody could help),
-    77 fenced (a newer attempt runs in this one's place), 127 a program is missing, 130 interrupted. `deeplink run`
-    has the first failed rank's code besides, and `deeplink sbatch` sbatch's own.
-    """
+    """Run the command and exit, with the exit codes that the help lists."""
     try:
         code = cli.main(prog_name="deeplink", standalone_mode=False)
     except click.ClickException as problem:
@@ -213,7 +199,7 @@ def main() -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except DeepLinkError as problem:
-        from deeplink.text import printable_lines
+        from deeplink.core.text import printable_lines
 
         click.echo(printable_lines(f"deeplink: {problem}"), err=True)
         if problem.remedy:

@@ -1,25 +1,32 @@
-"""`deeplink calibrate`: time all-reduces and reading on a job's nodes, and tell the cost model's constants."""
+"""`deeplink calibrate`: time all-reduces and reading on a job's nodes, and derive the cost model's constants."""
 
 from __future__ import annotations
 
 import json
 import os
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
-from deeplink.errors import DeepLinkError
-from deeplink.ranges import FiniteRange
+from deeplink.cli.options import integer, json_option, option, path_option, real
+from deeplink.cli.output import print_json, warn
+from deeplink.core.clock import SystemClock
+from deeplink.core.config import load_config
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.publish import write_output
+from deeplink.core.text import sized
+from deeplink.scheduler.placement.model.constants import Constants, constants_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
-    from deeplink.readtimes import ReadBounds, ReadTimer
-    from deeplink.scheduler.model.constants import Constants
-    from deeplink.scheduler.model.read_sweep import ReadSweep
-    from deeplink.scheduler.model.sweep import RankLocation, Sweep
+    from deeplink.core.clock import Clock
+    from deeplink.ops.calibration import ReadBounds, ReadTimer
+    from deeplink.scheduler.placement.model.sweep import RankLocation, ReadSweep, Sweep
 
 _EPILOG = """
 It is a rank's program: start it on all nodes of a job, better on three or more, with two ranks on a node or more.
@@ -45,65 +52,21 @@ Exit codes: 0 done, 1 none of the times make sense, 2 wrong usage, or no rank.
 _FACTOR = 4
 
 
-class TorchMissingError(DeepLinkError):
-    """torch is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "torch is not installed here", remedy='Install it on all nodes: pip install "deeplink[torch]".'
-        )
-
-
 @click.command("calibrate", epilog=_EPILOG)
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the constants to this file (rank 0 does).",
-)
-@click.option(
-    "--smallest",
-    type=click.IntRange(min=4),
-    default=1 << 10,
-    show_default=True,
-    metavar="BYTES",
-    help="First size.",
-)
-@click.option(
-    "--largest",
-    type=click.IntRange(min=4),
-    default=64 << 20,
-    show_default=True,
-    metavar="BYTES",
-    help="Sizes grow by four until they are beyond this.",
-)
-@click.option(
-    "--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Of each size, at least."
-)
-@click.option(
+@path_option("--out", "Write the constants to this file (rank 0 does).", dir_okay=False)
+@integer("--smallest BYTES", "First size.", 4, default=1 << 10)
+@integer("--largest BYTES", "Sizes grow by four until they are beyond this.", 4, default=64 << 20)
+@integer("--repeats", "Of each size, at least.", 1, default=7)
+@option(
     "--backend",
+    "auto: nccl where each rank has a GPU, else gloo. nccl has not been tried yet.",
     type=click.Choice(["auto", "gloo", "nccl"]),
     default="auto",
-    show_default=True,
-    help="auto: nccl where each rank has a GPU, else gloo. nccl has not been tried yet.",
 )
-@click.option("--data", metavar="NAME[@VERSION]", help="Time reading this packed dataset, too.")
-@click.option(
-    "--data-bytes",
-    type=click.IntRange(min=1),
-    default=256 << 20,
-    show_default=True,
-    metavar="BYTES",
-    help="Each rank reads so much from each place, at most.",
-)
-@click.option(
-    "--data-seconds",
-    type=FiniteRange(0.1, 600.0),
-    default=5.0,
-    show_default=True,
-    metavar="S",
-    help="And for so long.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: the times, and the constants.")
+@option("--data NAME[@VERSION]", "Time reading this packed dataset, too.")
+@integer("--data-bytes BYTES", "Each rank reads so much from each place, at most.", 1, default=256 << 20)
+@real("--data-seconds S", "And for so long.", 0.1, 600.0, default=5.0)
+@json_option("Print one JSON object: the times, and the constants.")
 def command(
     *,
     out: Path | None,
@@ -116,39 +79,35 @@ def command(
     data_seconds: float,
     as_json: bool,
 ) -> None:
-    """Time all-reduces and reading on a job's nodes, and tell the cost model's constants from that."""
-    sizes = _sizes(smallest, largest)
+    """Time all-reduces and reading on a job's nodes, and derive the cost model's constants from that."""
+    sizes, clock = _sizes(smallest, largest), SystemClock()
     try:
-        from deeplink.calibration import backend_here, seat_here, timed_between
+        from deeplink.ops.calibration import ReadBounds, backend_here, location_here, timed_between
     except ModuleNotFoundError as missing:
         if missing.name != "torch":
             raise
-        raise TorchMissingError from missing
-    from dataclasses import replace
+        remedy = 'Install it on all nodes: pip install "deeplink[torch]".'
+        raise DeepLinkError("torch is not installed here", remedy=remedy) from missing
+    from deeplink.scheduler.placement.model.sweep import calibrated, reads_from, usable
 
-    from deeplink.clock import SystemClock
-    from deeplink.files import write_output
-    from deeplink.readtimes import ReadBounds
-    from deeplink.scheduler.model.constants import Constants
-    from deeplink.scheduler.model.read_sweep import reads_from
-    from deeplink.scheduler.model.stored import constants_text
-    from deeplink.scheduler.model.sweep import calibrated, usable
-
-    seat = seat_here(os.environ)
+    here = location_here(os.environ)
     chosen = backend_here(os.environ) if backend == "auto" else backend
-    with _timer(data, seat, ReadBounds(bytes=data_bytes, seconds=data_seconds)) as timer:
-        sweeps, reads = timed_between(seat, sizes, repeats, SystemClock(), backend=chosen, reads=timer)
-    if seat.rank != 0:
+    with _timer(data, here, ReadBounds(bytes=data_bytes, seconds=data_seconds), clock) as timer:
+        sweeps, reads = timed_between(here, sizes, repeats, clock, backend=chosen, reads=timer)
+    if here.rank != 0:
         return
     good, wrong = usable(sweeps)
     for problem in wrong:
-        click.echo(f"deeplink: left out: {problem}\n  {problem.remedy}", err=True)
+        warn(f"left out: {problem}\n  {problem.remedy}")
     for sweep in reads:
         if sweep.problem:
-            click.echo(f"deeplink: reading was not timed: {sweep.place.value}: {sweep.problem}", err=True)
+            warn(f"reading was not timed: {sweep.place.value}: {sweep.problem}")
     known = replace(calibrated(good, Constants()), reads=reads_from(reads))
-    # First of all told: a file that cannot be written does not cost the measurement.
-    click.echo(_as_json(chosen, sweeps, reads, known) if as_json else _as_text(chosen, good, reads, known))
+    # Printed first: a file that cannot be written does not cost the measurement.
+    if as_json:
+        _print_json(chosen, sweeps, reads, known)
+    else:
+        click.echo(_as_text(chosen, good, reads, known))
     if out is not None:
         write_output(out, constants_text(known))
         if not as_json:
@@ -156,12 +115,7 @@ def command(
 
 
 def _sizes(smallest: int, largest: int) -> list[int]:
-    """Return the sizes, whole floats each.
-
-    Raises:
-        click.UsageError: there are fewer than three.
-    """
-    sizes = [smallest // 4 * 4]
+    sizes = [smallest // 4 * 4]  # whole floats
     while sizes[-1] * _FACTOR <= largest:
         sizes.append(sizes[-1] * _FACTOR)
     if len(sizes) < 3:  # noqa: PLR2004 (a line through two points is always right)
@@ -171,23 +125,17 @@ def _sizes(smallest: int, largest: int) -> list[int]:
     return sizes
 
 
-@contextmanager
-def _timer(data: str | None, seat: RankLocation, bounds: ReadBounds) -> Iterator[ReadTimer | None]:
+def _timer(
+    data: str | None, here: RankLocation, bounds: ReadBounds, clock: Clock
+) -> AbstractContextManager[ReadTimer | None]:
+    from deeplink.ops.calibration import ReadTimer
+
     if data is None:
-        yield None
-        return
-    from deeplink.clock import SystemClock
-    from deeplink.config import load_config
-    from deeplink.readtimes import ReadTimer, SampleSlice
-
-    part = SampleSlice(rank=seat.rank, ranks=int(os.environ["WORLD_SIZE"]), node=seat.node)
-    with ReadTimer(data, load_config(), part, bounds, SystemClock()) as timer:
-        yield timer
+        return nullcontext()
+    return ReadTimer(data, load_config(), here, bounds, clock, ranks=int(os.environ["WORLD_SIZE"]))
 
 
-def _as_json(backend: str, sweeps: Sequence[Sweep], reads: Sequence[ReadSweep], known: Constants) -> str:
-    from deeplink.scheduler.model.stored import constants_text
-
+def _print_json(backend: str, sweeps: Sequence[Sweep], reads: Sequence[ReadSweep], known: Constants) -> None:
     timed = [
         {
             "reach": sweep.reach.name.lower(),
@@ -205,12 +153,11 @@ def _as_json(backend: str, sweeps: Sequence[Sweep], reads: Sequence[ReadSweep], 
         for sweep in reads
     ]
     constants = json.loads(constants_text(known))
-    return json.dumps({"backend": backend, "sweeps": timed, "reads": read, "constants": constants})
+    print_json({"backend": backend, "sweeps": timed, "reads": read, "constants": constants})
 
 
 def _as_text(backend: str, sweeps: Sequence[Sweep], reads: Sequence[ReadSweep], known: Constants) -> str:
-    from deeplink.scheduler.model.sweep import line
-    from deeplink.text import sized
+    from deeplink.scheduler.placement.model.sweep import line
 
     lines = []
     if sweeps:
@@ -230,13 +177,17 @@ def _as_text(backend: str, sweeps: Sequence[Sweep], reads: Sequence[ReadSweep], 
     lines.append("constants of the cost model:")
     for name in ("gpu", "nic", "leaf", "spine"):
         link = getattr(known, name)
-        lines.append(f"  {name:<28}             {sized(link.bandwidth):>12}/s  {link.latency_s * 1e6:9.1f} us")
+        lines.append(f"{_rate(name, link.bandwidth)}  {link.latency_s * 1e6:9.1f} us")
     if known.path_bandwidth < float("inf"):
-        lines.append(f"  {'path between two nodes':<28}             {sized(known.path_bandwidth):>12}/s")
+        lines.append(_rate("path between two nodes", known.path_bandwidth))
     for name in ("local", "peer", "source"):
         speed = getattr(known.reads, name)
         if speed is not None:
-            lines.append(f"  {f'a node reads, {name}':<28}             {sized(speed):>12}/s")
+            lines.append(_rate(f"a node reads, {name}", speed))
     if known.reads.source_of_all < float("inf"):
-        lines.append(f"  {'all nodes read, source':<28}             {sized(known.reads.source_of_all):>12}/s")
+        lines.append(_rate("all nodes read, source", known.reads.source_of_all))
     return "\n".join(lines)
+
+
+def _rate(name: str, bytes_per_s: float) -> str:
+    return f"  {name:<28}             {sized(bytes_per_s):>12}/s"

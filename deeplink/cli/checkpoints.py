@@ -1,23 +1,28 @@
-"""`deeplink checkpoints`: what is in a folder of checkpoints, whether it is whole, and what can go."""
+"""`deeplink checkpoints`: list, verify and prune a folder of checkpoints."""
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from deeplink.ranges import FiniteRange
+from deeplink.cli.options import flag, integer, json_option, real
+from deeplink.cli.output import ShownProgress, moment, print_json
+from deeplink.core.clock import SystemClock
+from deeplink.core.publish import FileTroubleError
+from deeplink.core.text import counted, printable, sized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deeplink.checkpoints.inspection import InspectedCheckpoint, Pruning
+    from deeplink.checkpoints.inspection import InspectedCheckpoint
     from deeplink.checkpoints.interval import Advice
 
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+_JSON = json_option("Print one JSON object.")
 
 _LS_EPILOG = """
 Looks at sizes, reads no contents, and claims nothing: a running job is not disturbed. Besides it advises how often
@@ -59,10 +64,8 @@ Exit codes: 0 done, 1 no such folder or it refuses, 2 wrong usage.
 
 
 @contextmanager
-def _told(doing: str, folder: Path) -> Iterator[None]:
-    """Say what the file system refuses, by the folder's name."""
-    from deeplink.files import FileTroubleError
-
+def _file_errors(doing: str, folder: Path) -> Iterator[None]:
+    """Raise what the file system refuses with the folder's name."""
     try:
         yield
     except OSError as problem:
@@ -76,62 +79,53 @@ def command() -> None:
 
 @command.command("ls", epilog=_LS_EPILOG)
 @_FOLDER
-@click.option("--mtbf", type=FiniteRange(min=0, min_open=True), metavar="HOURS", help="One failure per so long.")
-@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Nodes of the job, at the published rate.")
-@click.option(
-    "--restart",
-    type=FiniteRange(min=0),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="From a failure to the first new step.",
-)
+@real("--mtbf HOURS", "One failure per so long.", 0, min_open=True)
+@integer("--nodes N", "Nodes of the job, at the published rate.", 1)
+@real("--restart SECONDS", "From a failure to the first new step.", 0, default=60.0)
 @_JSON
 def ls(*, folder: Path, mtbf: float | None, nodes: int | None, restart: float, as_json: bool) -> None:
     """List what is in a folder of checkpoints, newest first, and advise how often to save."""
-    import json
-
-    from deeplink.checkpoints.inspection import chosen, look, newest_claim, set_aside_before
-
     if mtbf is not None and nodes is not None:
         raise click.UsageError("--mtbf and --nodes are two ways to say one thing")
-    with _told("list", folder):
-        found = list(look(folder, chosen(folder), contents=False))
+    from deeplink.checkpoints import inspection
+
+    with _file_errors("list", folder):
+        found = list(inspection.look(folder, inspection.chosen(folder), contents=False))
         advice, no_advice = _advice(folder, mtbf, nodes, restart)
-        holder, kept = newest_claim(folder).attempt, set_aside_before(folder)
+        holder, kept = inspection.newest_claim(folder).attempt, inspection.set_aside_before(folder)
     if as_json:
-        facts = {
-            "folder": str(folder),
-            "attempt": str(holder) if holder else None,
-            "checkpoints": [_fields(one) for one in found],
-            "set_aside": kept,
-            "advice": _advice_fields(advice),
-            "no_advice": no_advice,
-        }
-        click.echo(json.dumps(facts))
+        print_json(
+            {
+                "folder": str(folder),
+                "attempt": str(holder) if holder else None,
+                "checkpoints": [_fields(one) for one in found],
+                "set_aside": kept,
+                "advice": dataclasses.asdict(advice) if advice else None,
+                "no_advice": no_advice,
+            }
+        )
         return
-    _list(found)
+    for one in found:
+        click.echo(_line(one))
+    if not found:
+        click.echo("no checkpoints")
+    for one in found:
+        if one.manifest and (bad := one.manifest.nonfinite):
+            names = ", ".join(f"{name} ({kind})" for name, kind in list(bad.items())[:5])
+            click.echo(f"{one.entry.name}: {counted(len(bad), 'tensor')} not finite: {names}")
     for name in kept:
-        click.echo(f"{name}: set aside as damaged; remove it when nobody needs it")
+        click.echo(f"{name}: set aside as damaged; remove it when it is not needed")
     click.echo(_advised(advice) if advice else f"no advice how often to save: {no_advice}")
 
 
 def _advice(folder: Path, mtbf: float | None, nodes: int | None, restart: float) -> tuple[Advice | None, str]:
-    from deeplink.checkpoints.advising import NoAdviceError, advice_for
-    from deeplink.checkpoints.interval import mtbf_of_nodes
-    from deeplink.clock import SystemClock
+    from deeplink.checkpoints.interval import NoAdviceError, advice_for, mtbf_of_nodes
 
     mtbf_s = mtbf_of_nodes(nodes) if nodes else (mtbf * 3600 if mtbf else None)
     try:
         return advice_for(folder, now_unix=SystemClock().unix(), mtbf_s=mtbf_s, restart_s=restart), ""
     except NoAdviceError as none:
         return None, f"{none.what}. {none.remedy}"
-
-
-def _advice_fields(advice: Advice | None) -> dict[str, Any] | None:
-    import dataclasses
-
-    return dataclasses.asdict(advice) if advice else None
 
 
 def _advised(advice: Advice) -> str:
@@ -163,26 +157,9 @@ def _fields(found: InspectedCheckpoint) -> dict[str, Any]:
     }
 
 
-def _list(found: list[InspectedCheckpoint]) -> None:
-    from deeplink.text import counted
-
-    for one in found:
-        click.echo(_line(one))
-    if not found:
-        click.echo("no checkpoints")
-    for one in found:
-        if one.manifest and one.manifest.nonfinite:
-            names = ", ".join(f"{name} ({kind})" for name, kind in list(one.manifest.nonfinite.items())[:5])
-            click.echo(f"{one.entry.name}: {counted(len(one.manifest.nonfinite), 'tensor')} not finite: {names}")
-
-
 def _line(found: InspectedCheckpoint) -> str:
-    import time
-
-    from deeplink.text import printable, sized
-
     manifest = found.manifest
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created_unix)) if manifest else "-"
+    when = moment(manifest.created_unix) if manifest else "-"
     size, attempt = (sized(manifest.bytes), manifest.attempt or "-") if manifest else ("-", "-")
     state = f"{found.state.value}, latest" if found.is_latest else found.state.value
     reason = f": {printable(found.reason)}" if found.reason else ""
@@ -195,72 +172,51 @@ def _line(found: InspectedCheckpoint) -> str:
 @_JSON
 def verify(*, folder: Path, names: tuple[str, ...], as_json: bool) -> int:
     """Read checkpoints to the last byte and compare them with their manifests."""
-    import json
-
-    from deeplink.checkpoints.inspection import CheckpointState
+    from deeplink.checkpoints.inspection import CheckpointState, chosen, look
 
     found = []
-    for one in _verified(folder, names):
-        found.append(one)
-        if not as_json:
-            click.echo(_line(one))
-    right = bool(found) and not any(
-        one.state in {CheckpointState.DAMAGED, CheckpointState.UNREADABLE} for one in found
-    )
+    with _file_errors("verify", folder):
+        which = chosen(folder, names)
+        with ShownProgress("verifying", "checkpoints", len(which)) as progress:
+            for one in look(folder, which, contents=True, read=lambda size: progress.add(0, size)):
+                progress.add(1)
+                found.append(one)
+                if not as_json:
+                    click.echo(_line(one))
+    wrong = {CheckpointState.DAMAGED, CheckpointState.UNREADABLE}
+    right = bool(found) and not any(one.state in wrong for one in found)
     if as_json:
-        click.echo(json.dumps({"folder": str(folder), "right": right, "checkpoints": list(map(_fields, found))}))
+        print_json({"folder": str(folder), "right": right, "checkpoints": list(map(_fields, found))})
     elif not found:
         click.echo("no checkpoints")
     return 0 if right else 1
 
 
-def _verified(folder: Path, names: tuple[str, ...]) -> Iterator[InspectedCheckpoint]:
-    from deeplink.checkpoints.inspection import chosen, look
-    from deeplink.cli.get_progress import shown_progress
-
-    with _told("verify", folder):
-        which = chosen(folder, names)
-        with shown_progress("verifying", len(which), "checkpoints") as show:
-            for one in look(folder, which, contents=True, read=lambda size: show(0, size)):
-                show(1, 0)
-                yield one
-
-
 @command.command("prune", epilog=_PRUNE_EPILOG)
 @_FOLDER
-@click.option("--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Newest ones that stay.")
-@click.option("--every", type=click.IntRange(min=1), metavar="STEPS", help="Multiples of this step stay, too.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@integer("--keep", "Newest ones that stay.", 1, default=3)
+@integer("--every STEPS", "Multiples of this step stay, too.", 1)
+@flag("--dry-run", "Only say what would go.")
 @_JSON
 def prune(*, folder: Path, keep: int, every: int | None, dry_run: bool, as_json: bool) -> None:
     """Remove checkpoints that are no longer needed."""
-    import json
-
     from deeplink.checkpoints import inspection
-    from deeplink.checkpoints.entries import Retention
-    from deeplink.cli.get_progress import shown_progress
+    from deeplink.checkpoints.claims import Retention
 
-    with _told("prune", folder):
+    with _file_errors("prune", folder):
         pruning = inspection.plan_pruning(folder, Retention(keep, every or 0))
+        going = (*pruning.names, *pruning.drafts)
         if not dry_run:
-            total = len(pruning.names) + len(pruning.drafts)
-            with shown_progress("removing", total, "checkpoints") as show:
-                inspection.prune(folder, pruning, lambda _name: show(1, 0))
+            with ShownProgress("removing", "checkpoints", len(going)) as progress:
+                inspection.prune(folder, pruning, lambda _name: progress.add(1))
     if as_json:
         facts = {"folder": str(folder), "dry_run": dry_run, "removed": list(pruning.names)}
         rest = {"drafts": list(pruning.drafts), "damaged": list(pruning.damaged), "bytes": pruning.bytes}
-        click.echo(json.dumps({**facts, **rest}))
-    else:
-        _say_pruned(pruning, dry_run=dry_run)
-
-
-def _say_pruned(pruning: Pruning, *, dry_run: bool) -> None:
-    from deeplink.text import counted, sized
-
+        print_json({**facts, **rest})
+        return
     would = "would remove" if dry_run else "removed"
-    for name in (*pruning.names, *pruning.drafts):
+    for name in going:
         click.echo(f"{would} {name}")
     for name in pruning.damaged:
         click.echo(f"{'would set' if dry_run else 'set'} {name} aside: it is damaged")
-    count = counted(len(pruning.names) + len(pruning.drafts), "checkpoint")
-    click.echo(f"{would} {count}, {sized(pruning.bytes)}")
+    click.echo(f"{would} {counted(len(going), 'checkpoint')}, {sized(pruning.bytes)}")

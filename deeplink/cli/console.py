@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import click
 
-from deeplink.ranges import FiniteRange
+from deeplink.cli.options import flag, json_option, option, path_option, real
+from deeplink.core.config import load_config
+from deeplink.core.errors import DeepLinkError
 
 if TYPE_CHECKING:
-    from deeplink.console.collect import Collector
+    from pathlib import Path
 
 
 @click.command(
@@ -23,38 +26,16 @@ Examples:
   deeplink console --bind 0.0.0.0:8642 --token-file /etc/deeplink/console.token
 """
 )
-@click.option(
-    "--bind",
-    metavar="HOST:PORT",
-    help="Where to listen [config: console_bind, 127.0.0.1:8642]; port 0 takes any free one.",
+@option("--bind HOST:PORT", "Where to listen [config: console_bind, 127.0.0.1:8642]; port 0 takes any free one.")
+@path_option("--journal", "The watchdog's journal [default: the one of this user's state folder].")
+@real("--interval SECONDS", "How often to look; one look for all browsers.", 0.2, 3600, default=2.0)
+@flag("--no-slurm", "Ask Slurm nothing: show the journal alone.")
+@path_option("--token-file", "0600 file with the token that every request must carry; needed beyond loopback.")
+@option(
+    "--allow-host NAME", "A name this console is also called by (Host header); may be repeated.", multiple=True
 )
-@click.option(
-    "--journal",
-    type=click.Path(path_type=Path),
-    help="The watchdog's journal [default: the one of this user's state folder].",
-)
-@click.option(
-    "--interval",
-    type=FiniteRange(0.2, 3600),
-    default=2.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How often to look; one look for all browsers.",
-)
-@click.option("--no-slurm", is_flag=True, help="Ask Slurm nothing: show the journal alone.")
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path),
-    help="0600 file with the token that every request must carry; needed beyond loopback.",
-)
-@click.option(
-    "--allow-host",
-    multiple=True,
-    metavar="NAME",
-    help="A name this console is also called by (Host header); may be repeated.",
-)
-@click.option("--open", "open_page", is_flag=True, help="Open the page in a browser.")
-@click.option("--json", "as_json", is_flag=True, help="Print one snapshot as JSON and exit.")
+@flag("--open", "Open the page in a browser.", name="open_page")
+@json_option("Print one snapshot as JSON and exit.")
 def command(
     *,
     bind: str | None,
@@ -71,52 +52,35 @@ def command(
     It only reads: Slurm's state (one question of each kind per interval, however many look) and the watchdog's
     journal. It listens on this machine alone unless it has a token file. Stop it with Ctrl-C.
     """
-    from deeplink.config import load_config
+    if as_json and (bind or token_file or allow_host or open_page):
+        raise click.UsageError("--json serves no page: leave --bind, --token-file, --allow-host and --open out")
     from deeplink.console.collect import Collector, ConsoleSettings
-    from deeplink.console.errors import ExtraMissingError
-    from deeplink.console.guard import Access
-    from deeplink.scheduler.watch.journal import default_journal
+    from deeplink.console.snapshot import build
+    from deeplink.rpc.tokens import read_token
+    from deeplink.scheduler.journal.journal import default_journal
 
     config = load_config()
-    settings = ConsoleSettings(
-        journal=journal or default_journal(config.state), interval_s=interval, slurm=not no_slurm
-    )
+    journal = journal or default_journal(config.state)
+    collector = Collector(ConsoleSettings(journal=journal, interval_s=interval, slurm=not no_slurm))
     if as_json:
-        click.echo(_snapshot(Collector(settings)))
+        with closing(collector):
+            collector.refresh_slurm()
+            document = build(collector.readings()).document()
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
         return
     try:
-        from deeplink.console.run import run
+        from deeplink.console.app import Access
+        from deeplink.console.serve import run
     except ModuleNotFoundError as missing:
-        raise ExtraMissingError(missing.name or "") from missing
-    token = _token(token_file)
+        raise DeepLinkError(
+            f"the console needs the package {missing.name}, which is not installed",
+            remedy="pip install 'deeplink[console]'; `deeplink console --json` works without it.",
+        ) from missing
 
     def started(url: str) -> None:
         click.echo(f"console: {url}   (Ctrl-C ends it)")
         if open_page:
             click.launch(url)
 
-    run(
-        Collector(settings),
-        bind or config.console_bind,
-        Access(token, frozenset(name.lower() for name in allow_host)),
-        started,
-    )
-
-
-def _snapshot(collector: Collector) -> str:
-    import json
-    from contextlib import closing
-
-    from deeplink.console.snapshot import build
-
-    with closing(collector):
-        collector.refresh_slurm()
-        return json.dumps(build(collector.readings()).document(), indent=2, ensure_ascii=False, allow_nan=False)
-
-
-def _token(path: Path | None) -> str:
-    if path is None:
-        return ""
-    from deeplink.tokens import read_token
-
-    return read_token(path)
+    access = Access(read_token(token_file) if token_file else "", frozenset(name.lower() for name in allow_host))
+    run(collector, bind or config.console_bind, access, started)

@@ -1,12 +1,30 @@
-"""`deeplink doctor`: is this site fit for the first job, and what is to be changed where it is not?"""
+"""`deeplink doctor`: check a site before its first job, and say what is to be changed."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections import Counter
+from typing import TYPE_CHECKING
 
 import click
 
+from deeplink.cli.options import flag, integer, json_option, option
+from deeplink.cli.output import print_json
+from deeplink.core.clock import SystemClock
+from deeplink.core.config import ConfigError, load_config
+from deeplink.core.finding import Severity
+from deeplink.core.text import counted, printable
+from deeplink.scheduler.sitecheck.doctor_checks import CHECKS, CheckGroup, check_named, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from deeplink.core.finding import Finding
+
+
+_GUIDE = "docs/doctor.md"
 _EPILOG = """
 Slurm is asked for its settings, nodes, partitions and switches. Then a step of some seconds runs on some nodes (up
 to four idle ones, or those of the allocation it is started in): versions, folders, limits, clocks; the nodes
@@ -29,32 +47,16 @@ Exit codes: 0 no errors found (there may be warnings), 1 errors found, 2 wrong u
 
 
 @click.command("doctor", epilog=_EPILOG)
-@click.option(
-    "--nodes",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Look at so many nodes. [default: all of the allocation, else up to 4 idle ones]",
+@integer("--nodes N", "Look at so many nodes. [default: all of the allocation, else up to 4 idle ones]", 1)
+@flag("--here", "Look at this host alone, without a step.")
+@flag("--quick", "Look at no node: ask Slurm only.")
+@integer("--disk-mib MIB", "So much is written to each store and read back; 0: nothing.", 0, 16_384, default=256)
+@option(
+    "--srun-option OPTION", "Hand an option to the step's srun; repeatable.", name="srun_options", multiple=True
 )
-@click.option("--here", is_flag=True, help="Look at this host alone, without a step.")
-@click.option("--quick", is_flag=True, help="Look at no node: ask Slurm only.")
-@click.option(
-    "--disk-mib",
-    type=click.IntRange(0, 16_384),
-    default=256,
-    show_default=True,
-    metavar="MIB",
-    help="So much is written to each store and read back; 0: nothing.",
-)
-@click.option(
-    "--srun-option",
-    "srun_options",
-    multiple=True,
-    metavar="OPTION",
-    help="Hand an option to the step's srun; repeatable.",
-)
-@click.option("--explain", metavar="CHECK", help="Say what a check tells and why it matters, and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
-@click.option("--as-node", metavar="RUN", hidden=True, help="Be a node of the step.")
+@option("--explain CHECK", "Say what a check tells and why it matters, and end.")
+@json_option("Print the findings as one JSON object.")
+@option("--as-node RUN", "Be a node of the step.", hidden=True)
 def command(
     *,
     nodes: int | None,
@@ -70,24 +72,24 @@ def command(
     if as_node is not None:
         _be_node(as_node)
         return 0
-    from deeplink.cli.doctor_printing import as_json_text, as_text
-    from deeplink.clock import SystemClock
-    from deeplink.config import load_config
-    from deeplink.scheduler.doctor.checks import check_named, judge
-    from deeplink.scheduler.doctor.examine import DoctorRequest, Examination
-    from deeplink.scheduler.doctor.finding import DoctorSeverity
-    from deeplink.scheduler.slurm.command import run
-
     if explain is not None:
         check = check_named(explain)
         click.echo(f"{check.name} ({check.group})\n\n{check.about}")
         return 0
+    from deeplink.scheduler.sitecheck.examine import DoctorRequest, Examination
+    from deeplink.scheduler.slurm.command import run
+
     if [here, quick, nodes is not None].count(True) > 1:
         raise click.UsageError("--here, --quick and --nodes contradict each other: give one")
-    wish = DoctorRequest(nodes=nodes, here=here, quick=quick, disk_bytes=disk_mib << 20, srun_options=srun_options)
-    findings = judge(Examination(load_config(), wish, run, SystemClock(), _say, os.environ).evidence())
-    click.echo(as_json_text(findings) if as_json else as_text(findings))
-    return int(any(finding.severity is DoctorSeverity.ERROR for finding in findings))
+    wanted = DoctorRequest(
+        nodes=nodes, here=here, quick=quick, disk_bytes=disk_mib << 20, srun_options=srun_options
+    )
+    findings = judge(Examination(load_config(), wanted, run, SystemClock(), _say, os.environ).evidence())
+    if as_json:
+        print_json(document(findings), indent=1)
+    else:
+        click.echo(as_text(findings))
+    return int(any(finding.severity is Severity.ERROR for finding in findings))
 
 
 def _say(what: str) -> None:
@@ -97,12 +99,8 @@ def _say(what: str) -> None:
 
 def _be_node(run: str) -> None:
     """Take part in a step: the doctor speaks to us over standard input, and we to it over standard output."""
-    import signal
-
-    from deeplink.clock import SystemClock
-    from deeplink.config import ConfigError, load_config
-    from deeplink.daemon import member_name
-    from deeplink.scheduler.doctor.part import NodePart, take_part, tell_problem
+    from deeplink.rpc.daemon import member_name
+    from deeplink.scheduler.sitecheck.part import NodePart, take_part, tell_problem
 
     def end(_number: int, _frame: object) -> None:
         raise SystemExit(0)
@@ -114,3 +112,76 @@ def _be_node(run: str) -> None:
         tell_problem(member_name(""), str(problem), click.echo)
         return
     take_part(NodePart(config, run, SystemClock()), sys.stdin.fileno(), click.echo)
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """Return the findings in their groups, then the remedies, then how many of which kind there are."""
+    lines: list[str] = []
+    for group in CheckGroup:
+        lines += [f"{group}:", *_lines([one for one in findings if check_named(one.check).group is group]), ""]
+    remedies: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        if finding.remedy and finding.severity is not Severity.UNKNOWN:
+            remedies.setdefault((finding.check, finding.remedy), finding)
+    if remedies:
+        worst_first = sorted(remedies.values(), key=lambda finding: -finding.severity)
+        lines += ["What to change (worst first):", *(_line(one, one.remedy) for one in worst_first), ""]
+    count = Counter(finding.severity for finding in findings)
+    said = ", ".join(
+        [
+            counted(count[Severity.ERROR], "error"),
+            counted(count[Severity.WARNING], "warning"),
+            counted(count[Severity.NOTE], "note"),
+            f"{count[Severity.UNKNOWN]} not looked at",
+            f"{count[Severity.OK]} ok",
+        ]
+    )
+    return "\n".join([*lines, f"{said}. Why each matters: `deeplink doctor --explain CHECK`, or {_GUIDE}"])
+
+
+def _lines(findings: Iterable[Finding]) -> list[str]:
+    """Return a line for each finding; checks that could not look for one and the same reason share a line."""
+    lines: list[str] = []
+    unseen: dict[tuple[str, str], list[Finding]] = {}
+    for one in findings:
+        if one.severity is Severity.UNKNOWN:
+            unseen.setdefault((one.text, one.where), []).append(one)
+        else:
+            lines.append(_finding_line(one))
+    for (said, _), alike in unseen.items():
+        if len(alike) == 1:
+            lines.append(_finding_line(alike[0]))
+        else:
+            checks = ", ".join(one.check for one in alike)
+            lines.append(printable(f"  {Severity.UNKNOWN.word:<8} {said}: {checks}"))
+    return lines
+
+
+def _finding_line(finding: Finding) -> str:
+    return _line(finding, finding.text + (f"  [{finding.where}]" if finding.where else ""))
+
+
+def _line(finding: Finding, said: str) -> str:
+    widest = max(len(check.name) for check in CHECKS)
+    return printable(f"  {finding.severity.word:<8} {finding.check:<{widest}}  {said}")
+
+
+def document(findings: Sequence[Finding]) -> dict[str, object]:
+    """Return the same as JSON has it."""
+    count = Counter(finding.severity for finding in findings)
+    return {
+        "errors": count[Severity.ERROR],
+        "counts": {severity.word: count[severity] for severity in Severity},
+        "findings": [
+            {
+                "check": finding.check,
+                "group": check_named(finding.check).group.value,
+                "severity": finding.severity.word,
+                "where": finding.where,
+                "said": finding.text,
+                "remedy": finding.remedy,
+                "see": f"{_GUIDE}#{finding.check}",
+            }
+            for finding in findings
+        ],
+    }

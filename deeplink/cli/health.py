@@ -1,7 +1,8 @@
-"""`deeplink health`: is this node well?"""
+"""`deeplink health`: run a node's checks once."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -9,28 +10,40 @@ from typing import TYPE_CHECKING
 import click
 from typing_extensions import override
 
-from deeplink.errors import DeepLinkError
-from deeplink.ranges import FiniteRange
+from deeplink.cli.options import flag, json_option, option, real
+from deeplink.cli.output import print_json, print_table
+from deeplink.core.clock import SystemClock
+from deeplink.core.config import load_config
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.finding import Severity
+from deeplink.core.text import printable
+from deeplink.core.timeouts import call_with_timeout
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
     from typing import NoReturn
 
-    from deeplink.clock import Clock
-    from deeplink.config import Config
-    from deeplink.scheduler.health.check import HealthCheck
-    from deeplink.scheduler.health.once import Looked
-    from deeplink.scheduler.health.switch import Off
-    from deeplink.scheduler.watch.records import HealthFinding
+    from deeplink.core.clock import Clock
+    from deeplink.core.config import Config
+    from deeplink.core.finding import Finding
+    from deeplink.scheduler.node.checks import HealthCheck
+    from deeplink.scheduler.node.settings import Off
+    from deeplink.scheduler.node.watching import Looked
 
 DEADLINE_S = 30.0
-BETWEEN_S = 1.0
-"""Between the two looks: what rises is seen by comparing."""
-NAGIOS_UNKNOWN = 3
+BETWEEN_S = 1.0  # between the two looks: what rises is seen by comparing
+_NAGIOS = {
+    Severity.ERROR: ("CRITICAL", 2),
+    Severity.WARNING: ("WARNING", 1),
+    Severity.NOTE: ("OK", 0),
+    Severity.UNKNOWN: ("UNKNOWN", 3),
+}
+_NAMED = 3  # findings in Nagios's one line
 
 _EPILOG = """
 All checks look at the same time, twice, a second apart, each in a thread or child of its own: one that hangs is
-told and left alone. Nothing is started anew; kept is only what this node had at its best. What the agents find,
+reported and left alone. Nothing is restarted; only what this node had at its best is kept. What the agents find,
 after several bad looks, is in their metrics and at the watchdog.
 
 \b
@@ -45,28 +58,6 @@ Examples:
 Exit codes: 0 nothing wrong, or nothing that asks for a comment or a drain; 1 something does; 2 wrong usage or
 configuration. With --nagios: 0 OK, 1 a comment, 2 a drain, 3 unknown.
 """
-
-
-class HangsError(DeepLinkError):
-    """The checks cannot even be listed."""
-
-    def __init__(self, deadline_s: float) -> None:
-        super().__init__(
-            f"the checks could not be put together within {deadline_s:g} s",
-            remedy="A folder hangs: that of health_folder, of the state, or one on PATH.",
-        )
-
-
-class ForgetError(DeepLinkError):
-    """What this node had at its best cannot be dropped."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(
-            f"{path}: {problem}; nothing is forgotten",
-            remedy="Run it as the agent's user, with its DEEPLINK_STATE; where the Ansible role set it up: "
-            "`deeplink-node health --forget`.",
-        )
-        self.path, self.problem = path, problem
 
 
 class _Plugin(click.Command):
@@ -104,37 +95,29 @@ def _unknown(problem: Exception) -> click.exceptions.Exit:
     else:
         said = str(problem) if isinstance(problem, DeepLinkError) else f"{type(problem).__name__}: {problem}"
     click.echo(f"UNKNOWN: {' '.join(said.split())}")
-    return click.exceptions.Exit(NAGIOS_UNKNOWN)
+    return click.exceptions.Exit(_NAGIOS[Severity.UNKNOWN][1])
 
 
 def _check_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    from deeplink.scheduler.health.settings import BUILT_IN
+    from deeplink.scheduler.node.settings import BUILT_IN
 
     return [name for name in BUILT_IN if name.startswith(incomplete)]
 
 
 @click.command("health", cls=_Plugin, epilog=_EPILOG)
-@click.option("--once", is_flag=True, help="Look once: quicker, and blind for what rises.")
-@click.option(
-    "--check",
-    "names",
-    multiple=True,
-    metavar="NAME",
-    shell_complete=_check_names,
-    help="This check only; repeatable.",
-)
-@click.option("--list", "as_list", is_flag=True, help="List the checks of this node, and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--nagios", is_flag=True, help="Print one line, and exit as a Nagios plugin.")
-@click.option(
-    "--deadline",
-    type=FiniteRange(1, 3600),
+@flag("--once", "Look once: quicker, but does not detect counters that rise.")
+@option("--check NAME", "This check only; repeatable.", name="names", multiple=True, shell_complete=_check_names)
+@flag("--list", "List the checks of this node, and end.", name="as_list")
+@json_option("Print one JSON object.")
+@flag("--nagios", "Print one line, and exit as a Nagios plugin.")
+@real(
+    "--deadline SECONDS",
+    "End by then, whatever hangs. Slurm ends a HealthCheckProgram after 60.",
+    1,
+    3600,
     default=DEADLINE_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="End by then, whatever hangs. Slurm ends a HealthCheckProgram after 60.",
 )
-@click.option("--forget", is_flag=True, help="Forget what this node had at its best (GPUs, links), and end.")
+@flag("--forget", "Forget what this node had at its best (GPUs, links), and end.")
 def command(
     *,
     once: bool,
@@ -146,10 +129,7 @@ def command(
     forget: bool,
 ) -> None:
     """Look after this node's health: run its checks once, and say what is wrong."""
-    from deeplink.cli import health_printing as printing
-    from deeplink.clock import SystemClock
-    from deeplink.config import load_config
-    from deeplink.scheduler.health.seen import file_in
+    from deeplink.scheduler.node.reading import file_in
 
     config, clock = load_config(), SystemClock()
     if forget:
@@ -159,21 +139,22 @@ def command(
     off, checks = _checks(config, clock, deadline)
     chosen = _chosen(checks, names)
     if as_list:
-        click.echo(printing.listed_json(chosen, off) if as_json else printing.listed(chosen, off))
+        _list(chosen, off, as_json=as_json)
         return
-    looking = [check for check in chosen if not (check.absent or check.timing.off or check.name in off)]
-    if not config.health:
-        looking = []
-    looked, findings = _looked(looking, clock, end, once=once)
+    on = [check for check in chosen if config.health and not (_why_off(check, off) or check.absent)]
+    looked, findings = _looked(on, clock, end, once=once)
     if nagios:
-        line, code = printing.nagios(findings, any_looked=bool(looked))
+        line, code = nagios_line(findings, any_looked=bool(looked))
         click.echo(line)
         _end(code)
     if as_json:
-        click.echo(printing.as_json_text(looked, findings))
+        facts = [{"check": one.check, "severity": one.severity.action, "problem": one.text} for one in findings]
+        times = [{"check": one.check.name, "took_s": one.took_s} for one in looked]
+        worst = findings[0].severity.action if findings else None
+        print_json({"worst": worst, "findings": facts, "checks": times}, indent=1)
     else:
-        click.echo(printing.as_text(chosen, looked, findings, off))
-    _end(printing.exit_code(findings))
+        _print(chosen, looked, findings, off)
+    _end(exit_code(findings))
 
 
 def _forgotten(path: Path) -> str:
@@ -183,17 +164,20 @@ def _forgotten(path: Path) -> str:
     except FileNotFoundError:
         return f"nothing to forget: there is no {path} (a standing agent's is below its own DEEPLINK_STATE)"
     except OSError as problem:
-        raise ForgetError(path, problem.strerror or str(problem)) from problem
+        raise DeepLinkError(
+            f"{path}: {problem.strerror or problem}; nothing is forgotten",
+            remedy="Run it as the agent's user, with its DEEPLINK_STATE; where the Ansible role set it up: "
+            "`deeplink-node health --forget`.",
+        ) from problem
     agent = "an agent that runs has it still, and may write it again: stop it first"
     return f"forgotten: what this node had at its best, in {path}; {agent}"
 
 
 def _checks(config: Config, clock: Clock, deadline: float) -> tuple[Off, list[HealthCheck]]:
     """Return the switch and the checks; the folders that they come from may hang."""
-    from deeplink.call_with_timeout import call_with_timeout
-    from deeplink.daemon import member_name
-    from deeplink.scheduler.health.builtin import CheckPaths, checks_of
-    from deeplink.scheduler.health.switch import read_switch, switch_paths
+    from deeplink.rpc.daemon import member_name
+    from deeplink.scheduler.node.checks import CheckPaths, checks_of
+    from deeplink.scheduler.node.settings import read_switch, switch_paths
 
     place = CheckPaths(node=member_name(config.node), store=config.store.absolute(), once=True)
 
@@ -203,7 +187,10 @@ def _checks(config: Config, clock: Clock, deadline: float) -> tuple[Off, list[He
     try:
         return call_with_timeout(prepared, deadline)
     except TimeoutError:
-        raise HangsError(deadline) from None
+        raise DeepLinkError(
+            f"the checks could not be put together within {deadline:g} s",
+            remedy="A folder hangs: that of health_folder, of the state, or one on PATH.",
+        ) from None
 
 
 def _chosen(checks: list[HealthCheck], names: tuple[str, ...]) -> list[HealthCheck]:
@@ -216,10 +203,10 @@ def _chosen(checks: list[HealthCheck], names: tuple[str, ...]) -> list[HealthChe
 
 def _looked(
     checks: list[HealthCheck], clock: Clock, end: float, *, once: bool
-) -> tuple[list[Looked], list[HealthFinding]]:
+) -> tuple[list[Looked], list[Finding]]:
     """Return the looks that count, and what they find."""
-    from deeplink.scheduler.health.check import closed
-    from deeplink.scheduler.health.once import found_by, looked_at
+    from deeplink.scheduler.node.checks import closed
+    from deeplink.scheduler.node.watching import found_by, looked_at
 
     looked = looked_at(checks, clock, end - clock.monotonic())
     again = [one.check for one in looked if one.took_s is not None]
@@ -235,10 +222,81 @@ def _looked(
 
 def _end(code: int) -> NoReturn:
     """Exit at once: a look that hangs in a thread must not keep the process."""
-    import os
-
     sys.stdout.flush()
     sys.stderr.flush()
     if any(thread.name.startswith("deeplink-") for thread in threading.enumerate()):
         os._exit(code)
     raise click.exceptions.Exit(code)
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """Return 1 when something asks for a comment or a drain, else 0."""
+    return int(any(finding.severity >= Severity.WARNING for finding in findings))
+
+
+def nagios_line(findings: Sequence[Finding], *, any_looked: bool = True) -> tuple[str, int]:
+    """Return the line and the exit code of a Nagios plugin; `findings` begin with the gravest.
+
+    What is only observed leaves it OK. UNKNOWN only where nothing worse is known.
+    """
+    bad = [finding for finding in findings if finding.severity >= Severity.WARNING]
+    unknown = [finding for finding in findings if finding.severity is Severity.UNKNOWN]
+    shown = bad or unknown or findings
+    if not shown:
+        return "OK: all checks are well" if any_looked else "OK: no check is on, or has anything to look at", 0
+    more = f" (and {len(shown) - _NAMED} more)" if len(shown) > _NAMED else ""
+    said = "; ".join(f"{finding.check}: {finding.text}" for finding in shown[:_NAMED])
+    word, code = _NAGIOS[shown[0].severity]
+    return printable(f"{word}: {said}{more}".replace("|", "/")), code  # a bar would begin performance data
+
+
+def _print(chosen: Sequence[HealthCheck], looked: Sequence[Looked], findings: Sequence[Finding], off: Off) -> None:
+    width = max((len(check.name) for check in chosen), default=0)
+    times = {one.check.name: one.took_s for one in looked}
+    for check in chosen:
+        own = [finding for finding in findings if finding.check == check.name]
+        if check.absent:
+            state = f"-  {check.absent}"
+        elif check.name not in times:
+            state = f"off ({_why_off(check, off) or 'configuration'})"
+        else:
+            took_s = times[check.name]
+            took = f"{took_s:.2f} s" if took_s is not None else "hangs"
+            worst = max((one.severity for one in own), default=None)
+            state = f"{worst.action if worst is not None else 'ok'}  ({took})"
+        click.echo(printable(f"{check.name:<{width}}  {state}"))
+        for finding in own:
+            click.echo(printable(f"{'':<{width}}  {finding.severity.action}: {finding.text}"))
+
+
+def _why_off(check: HealthCheck, off: Off) -> str:
+    if check.name in off:
+        return "health-off"
+    return "configuration" if check.timing.off else ""
+
+
+def _list(checks: Sequence[HealthCheck], off: Off, *, as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {
+                "check": check.name,
+                "about": check.about,
+                "interval_s": check.timing.interval_s,
+                "deadline_s": check.timing.deadline_s,
+                "bad": check.timing.bad,
+                "good": check.timing.good,
+                "most": check.timing.most.action,
+                "off": bool(_why_off(check, off)),
+                "absent": check.absent,
+            }
+            for check in checks
+        ]
+        print_json({"checks": rows}, indent=1)
+        return
+    table = [("check", "every", "deadline", "bad", "good", "at most", "", "")]
+    for check in checks:
+        timing = check.timing
+        state = f"none: {check.absent}" if check.absent else "off" if _why_off(check, off) else "on"
+        times = (f"{timing.interval_s:g} s", f"{timing.deadline_s:g} s", str(timing.bad), str(timing.good))
+        table.append((check.name, *times, timing.most.action, state, check.about))
+    print_table(table)

@@ -1,20 +1,24 @@
-"""`deeplink index`: look at the indexes in the catalog, check them, and make a lost one anew."""
+"""`deeplink index`: look at the indexes in the catalog, check them, and make a lost one again."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from deeplink.cli.options import dataset_named, flag, json_and_progress, json_option, members_option, option
+from deeplink.cli.output import ShownProgress, moment, print_facts, print_json
+from deeplink.core.clock import SystemClock
+from deeplink.core.config import load_config
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.text import counted, sized
 
+if TYPE_CHECKING:
     from deeplink.cache.catalog import Catalog
-    from deeplink.cache.index import Index
-    from deeplink.config import Config
-    from deeplink.types import Version
+    from deeplink.cache.format.index import Index
+    from deeplink.core.types import Version
 
 _EPILOG = """
 A dataset's version is one index file in the catalog. NAME alone means the newest version; of a version the first
@@ -24,7 +28,7 @@ digits are enough.
 Examples:
   deeplink index show imagenet                   what is in it
   deeplink index verify imagenet                 read all of it and compare its digest
-  deeplink index rebuild imagenet@3f2a           make a lost or damaged one anew, of its shards
+  deeplink index rebuild imagenet@3f2a           make a lost or damaged one again, from its shards
   deeplink index rm imagenet@3f2a                take an old version out of the catalog
 """
 _SHOWN = 20
@@ -35,25 +39,17 @@ def command() -> None:
     """Show, verify, rebuild or remove the index of a dataset's version."""
 
 
-def _catalog() -> tuple[Catalog, Config]:
+def _catalog() -> Catalog:
     from deeplink.cache.catalog import Catalog
-    from deeplink.config import load_config
 
-    config = load_config()
-    return Catalog(config.catalog), config
+    return Catalog(load_config().catalog)
 
 
 def _found(catalog: Catalog, dataset: str) -> tuple[str, Version]:
-    from deeplink.path import DatasetPath, resolved_version
+    from deeplink.fs.library import resolved_version
 
-    place = DatasetPath.parse(_root(dataset))
+    place = dataset_named(dataset)
     return place.name, resolved_version(catalog, place.name, place.version)
-
-
-def _root(dataset: str) -> str:
-    if not dataset or "/" in dataset.removeprefix("deeplink://").rstrip("/"):
-        raise click.UsageError(f"{dataset!r} is not NAME or NAME@VERSION")
-    return dataset
 
 
 @command.command(
@@ -65,16 +61,14 @@ Examples:
 """,
 )
 @click.argument("dataset", metavar="NAME[@VERSION]")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@json_option("Print it as JSON.")
 def show(*, dataset: str, as_json: bool) -> None:
     """Show what a version is made of."""
-    import json
-
-    catalog, _ = _catalog()
+    catalog = _catalog()
     name, version = _found(catalog, dataset)
     facts = _facts(catalog, name, catalog.open(name, version))
     if as_json:
-        click.echo(json.dumps(facts))
+        print_json(facts)
     else:
         _say(facts)
 
@@ -102,22 +96,16 @@ def _facts(catalog: Catalog, name: str, index: Index) -> dict[str, Any]:
 
 
 def _say(facts: dict[str, Any]) -> None:
-    import time
-
-    from deeplink.text import counted, sized
-
-    packed = facts["packed_unix"]
+    click.echo(facts["name"])
     lines = [
         ("version", f"{facts['version']} ({counted(len(facts['versions']), 'version')} in all)"),
-        ("packed", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(packed)) if packed else "not on record"),
+        ("packed", moment(facts["packed_unix"], "not on record")),
         ("source", facts["source"]),
         ("samples", f"{facts['samples']:,}, {sized(facts['bytes'])}"),
         ("shards", f"{facts['shards']:,}, {sized(facts['shard_bytes'])}"),
         ("index", f"{sized(facts['index_bytes'])}, format {facts['format']}, {facts['index_file']}"),
     ]
-    click.echo(facts["name"])
-    for label, value in lines:
-        click.echo(f"  {label + ':':10}{value}")
+    print_facts(lines, 10)
     folders = facts["folders"]
     at_top = f"{counted(len(folders), 'folder')}, {counted(facts['samples_at_top'], 'sample')}"
     click.echo(f"  {'at its top:':10} {at_top}")
@@ -139,15 +127,11 @@ Exit codes: 0 whole, 1 damaged, 2 there is no such version.
 """,
 )
 @click.argument("dataset", metavar="NAME[@VERSION]")
-@click.option("--all", "every", is_flag=True, help="Every version of the dataset.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@flag("--all", "Every version of the dataset.", name="every")
+@json_option()
 def verify(*, dataset: str, every: bool, as_json: bool) -> int:
     """Read all of an index and compare its digest with the version it is named by."""
-    import json
-
-    from deeplink.errors import DeepLinkError
-
-    catalog, _ = _catalog()
+    catalog = _catalog()
     name, newest = _found(catalog, dataset)
     found: dict[str, str] = {}
     for version in catalog.versions(name) if every else [newest]:
@@ -157,14 +141,12 @@ def verify(*, dataset: str, every: bool, as_json: bool) -> int:
         except DeepLinkError as damage:
             found[version] = str(damage)
     if as_json:
-        click.echo(
-            json.dumps({"name": name, "versions": [{"version": v, "problem": p} for v, p in found.items()]})
-        )
+        print_json({"name": name, "versions": [{"version": v, "problem": p} for v, p in found.items()]})
     else:
         for each, problem in found.items():
             click.echo(f"{name}@{each}: {problem or 'whole'}")
         if any(found.values()):
-            click.echo("`deeplink index rebuild NAME@VERSION` makes an index anew of its shards", err=True)
+            click.echo("`deeplink index rebuild NAME@VERSION` makes an index again from its shards", err=True)
     return int(any(found.values()))
 
 
@@ -188,22 +170,21 @@ Exit codes: 0 done, 1 shards are missing or it is another version, 2 wrong usage
 """,
 )
 @click.argument("dataset", metavar="NAME[@VERSION]")
-@click.option(
-    "--from",
-    "folders",
+@option(
+    "--from FOLDER",
+    "Folder with shards' files; may be repeated. [default: config store]",
+    name="folders",
     multiple=True,
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="FOLDER",
-    help="Folder with shards' files; may be repeated. [default: config store]",
 )
-@click.option("--members", metavar="NAME=HOST:PORT,...", help="Agents to ask. [default: config members]")
-@click.option("--shard", "shards", multiple=True, metavar="ID", help="Of these shards, in this order.")
-@click.option("--all", "every", is_flag=True, help="Of all shards that are found.")
-@click.option("--source", metavar="URL", help="Where the small files are. [default: what is on record]")
-@click.option("--home", metavar="URL", help="Where the shards are kept besides. [default: what is on record]")
-@click.option("--as-new", is_flag=True, help="Publish it as the newest version, whatever it is.")
-@click.option("--dry-run", is_flag=True, help="Say what would come out; change nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; progress goes to standard error.")
+@members_option
+@option("--shard ID", "Of these shards, in this order.", name="shards", multiple=True)
+@flag("--all", "Of all shards that are found.", name="every")
+@option("--source URL", "Where the small files are. [default: what is on record]")
+@option("--home URL", "Where the shards are kept besides. [default: what is on record]")
+@flag("--as-new", "Publish it as the newest version, whatever it is.")
+@flag("--dry-run", "Say what would come out; change nothing.")
+@json_and_progress
 def rebuild(
     *,
     dataset: str,
@@ -217,18 +198,14 @@ def rebuild(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Make a lost or damaged index anew of its shards."""
-    import dataclasses
-    import json
-
-    from deeplink.cache.layout import checked_shard_id
+    """Make a lost or damaged index again from its shards."""
+    from deeplink.cache.format.block import checked_shard_id
     from deeplink.cache.membership import configured_members, members_token
-    from deeplink.cache.reindex import ReindexRequest, ShardFinder, rebuild
-    from deeplink.clock import SystemClock
+    from deeplink.cache.pack.rebuild_index import ReindexRequest, ShardFinder, rebuild_index
 
     if every and shards:
         raise click.UsageError("--all and --shard exclude each other")
-    catalog, config = _catalog()
+    config, catalog = load_config(), _catalog()
     config = config if members is None else dataclasses.replace(config, members=members)
     name, version = _lost(catalog, dataset, named=every or bool(shards or source))
     wanted = ReindexRequest(
@@ -243,22 +220,16 @@ def rebuild(
     asked = configured_members(config)
     with (
         ShardFinder(folders or (config.store,), asked, members_token(config, asked)) as finder,
-        _progress() as progress,
+        ShownProgress("reading", "shards") as progress,
     ):
-        done = rebuild(catalog, wanted, finder, SystemClock(), progress=progress, dry_run=dry_run)
+        done = rebuild_index(catalog, wanted, finder, SystemClock(), progress=progress.at, dry_run=dry_run)
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(done) | {"dry_run": dry_run}))
-    else:
-        _say_rebuilt(dataclasses.asdict(done), dry_run=dry_run)
-
-
-def _say_rebuilt(done: dict[str, Any], *, dry_run: bool) -> None:
-    from deeplink.text import counted, sized
-
-    made = "made anew, byte for byte as it was" if done["restored"] else "made as a new version"
+        print_json(dataclasses.asdict(done) | {"dry_run": dry_run})
+        return
+    made = "made again, byte for byte as it was" if done.restored else "made as a new version"
     click.echo(
-        f"{done['name']}@{done['version']} {'would be' if dry_run else 'is'} {made}: "
-        f"{counted(done['samples'], 'sample')}, {sized(done['bytes'])}, in {counted(done['shards'], 'shard')}"
+        f"{done.name}@{done.version} {'would be' if dry_run else 'is'} {made}: "
+        f"{counted(done.samples, 'sample')}, {sized(done.bytes)}, in {counted(done.shards, 'shard')}"
     )
 
 
@@ -268,40 +239,24 @@ def _lost(catalog: Catalog, dataset: str, *, named: bool) -> tuple[str, Version 
     Of a dataset that nothing is left of, the shards must be `named`.
     """
     from deeplink.cache.errors import DatasetMissingError, IndexFormatError
-    from deeplink.path import DatasetPath, VersionAmbiguousError
+    from deeplink.fs.library import ambiguous_version
 
-    place = DatasetPath.parse(_root(dataset))
+    place = dataset_named(dataset)
     known = catalog.recorded(place.name)
     if place.version:
         found = [version for version in known if version.startswith(place.version)]
         if len(found) > 1:
-            raise VersionAmbiguousError(place.name, place.version, found)
+            raise ambiguous_version(place.name, place.version, found)
         if not found:
-            raise DatasetMissingError(place.name, place.version, catalog.root, known)
+            raise catalog.missing(place.name, place.version, known)
         return place.name, found[0]
     if not known and not named:
-        raise DatasetMissingError(place.name, "", catalog.root)
+        raise catalog.missing(place.name)
     try:
         return place.name, catalog.latest(place.name)
     except (DatasetMissingError, IndexFormatError):
         # One version there is: that one. Of several, which was the newest is lost with the pointer.
         return place.name, known[0] if len(known) == 1 else None
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    import sys
-
-    if not sys.stderr.isatty():
-        yield lambda _done, _every: None  # a page read per MiB of the shards takes seconds
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("shards"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("shards", total=None)
-        yield lambda done, every: bar.update(task, total=every, completed=done)
 
 
 @command.command(
@@ -318,21 +273,19 @@ Examples:
 """,
 )
 @click.argument("dataset", metavar="NAME@VERSION")
-@click.option("--now", is_flag=True, help="Free its space at once; no job may be reading it.")
-@click.option("--dry-run", is_flag=True, help="Say what would be removed; change nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@flag("--now", "Free its space at once; no job may be reading it.")
+@flag("--dry-run", "Say what would be removed; change nothing.")
+@json_option()
 def remove(*, dataset: str, now: bool, dry_run: bool, as_json: bool) -> None:
     """Take a version out of the catalog; not the newest, unless it is the only one."""
-    import json
-
     if "@" not in dataset:
         raise click.UsageError("name the version: NAME@VERSION")
-    catalog, _ = _catalog()
+    catalog = _catalog()
     name, version = _found(catalog, dataset)
     catalog.check_removable(name, version)
     if not dry_run:
         catalog.remove(name, version, now=now)
     if as_json:
-        click.echo(json.dumps({"name": name, "version": version, "removed": not dry_run}))
+        print_json({"name": name, "version": version, "removed": not dry_run})
     else:
         click.echo(f"{name}@{version} {'would be' if dry_run else 'is'} removed from the catalog")

@@ -1,33 +1,40 @@
-"""`deeplink node`: run this node's agent until told to end."""
+"""`deeplink node`: run this node's agent until SIGTERM."""
 
 from __future__ import annotations
 
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import threading
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from deeplink.cli.options import flag, option, path_option, standing_secret
+from deeplink.core.clock import SystemClock
+from deeplink.core.config import load_config
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from typing import NoReturn
 
-    from deeplink.agent import AgentSettings
+    from deeplink.agent.agent import AgentSettings
 
 JOB_END_S, END_S = 0.7, 5.0
 """How long a job's agent takes for its end at most, for Slurm waits for it before it gives a job's nodes to
 anybody; and a standing one."""
 SLACK_S = 0.2
-AGAIN_S, MOST_CHILDREN = 0.5, 5
-"""An agent that is killed is started again after so long, this often in a row."""
-STEADY_S = 60.0
-"""An agent that was there for so long begins a new row."""
+AGAIN_S, MOST_CHILDREN = 0.5, 5  # an agent that is killed is started again after so long, this often in a row
+STEADY_S = 60.0  # an agent that was there for so long begins a new row
+LOOK_S = 1.0  # a signal whose exception was lost (raised where Python only reports it) is seen after so long
 _PR_SET_PDEATHSIG = 1  # prctl(2)
-_of_the_keeper: list[ExitStack] = []
-"""In a child: what is not its own to tidy up, and must not be let go of."""
-LOOK_S = 1.0
-"""A signal whose exception was lost (raised where Python only reports it) is seen after so long."""
+_of_the_keeper: list[ExitStack] = []  # in a child: what is not its own to tidy up, and must not be let go of
 
 _EPILOG = """
 Ready is one line of JSON on standard output (and READY=1 to systemd, Type=notify): node, address,
@@ -44,24 +51,15 @@ Examples:
 
 
 @click.command("node", epilog=_EPILOG)
-@click.option("--job", is_flag=True, help="Belong to a run: take its secret as one line from standard input.")
-@click.option(
-    "--bind", metavar="HOST:PORT", help="Where to listen; port 0: a free one. [default: config agent_bind]"
+@flag("--job", "Belong to a run: take its secret as one line from standard input.")
+@option("--bind HOST:PORT", "Where to listen; port 0: a free one. [default: config agent_bind]")
+@path_option("--store DIR", "Shards on this node's SSD. [default: config store]")
+@path_option(
+    "--token-file FILE",
+    "0600 file with the token every call must carry; made when it is not there. Needed beyond loopback.",
 )
-@click.option(
-    "--store",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Shards on this node's SSD. [default: config store]",
-)
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="0600 file with the token every call must carry; made when it is not there. Needed beyond loopback.",
-)
-@click.option("--metrics-bind", metavar="HOST:PORT", default="", help="Serve Prometheus metrics over HTTP there.")
-@click.option("--name", metavar="NODE", help="This member's name. [default: config node, Slurm's name, host name]")
+@option("--metrics-bind HOST:PORT", "Serve Prometheus metrics over HTTP there.", default="")
+@option("--name NODE", "This member's name. [default: config node, Slurm's name, host name]")
 def command(
     *,
     job: bool,
@@ -73,11 +71,8 @@ def command(
 ) -> None:
     """Serve this node's shards and watch over its ranks, until SIGTERM."""
     _end_on_signals()
-    import os
-
-    from deeplink.bind_errors import Listeners
-    from deeplink.config import load_config
-    from deeplink.daemon import member_name
+    from deeplink.rpc.daemon import member_name
+    from deeplink.rpc.listeners import Listeners
 
     if job and token_file:
         raise click.UsageError("--job takes the run's secret from standard input; leave --token-file out")
@@ -89,11 +84,12 @@ def command(
         if job:
             secret, token_file, bind = _job_secret(stack, node, bind)
         else:
-            secret, token_file = _standing_token(bind, token_file or config.token_file, config.state)
+            token_file = token_file or config.token_file
+            secret, token_file = standing_secret(bind, token_file, config.state / "agent.token")
         listeners = Listeners.at(bind)
         tell_ready = _go_on_in_child(stack, end_s)
-        from deeplink.agent import AgentSettings  # not in the process that keeps the sockets
-        from deeplink.runtokens import RunTokens
+        from deeplink.agent.agent import AgentSettings  # not in the process that keeps the sockets
+        from deeplink.rpc.tokens import RunTokens
 
         settings = AgentSettings(
             node=node,
@@ -119,22 +115,16 @@ def _go_on_in_child(stack: ExitStack, end_s: float) -> Callable[[], object]:
     holds stays with this process, which imports little, so that it is the last to be killed for want of memory. It
     is the one that systemd hears; the child is to call what is returned when it is ready.
     """
-    import os
-    import select
-    import sys
-
-    from deeplink.clock import SystemClock
-
     keeper, code, clock, left = os.getpid(), 0, SystemClock(), MOST_CHILDREN
     while left:
-        ready, tell = os.pipe()
+        ready, written = os.pipe()
         began, child = clock.monotonic(), os.fork()
         if not child:
             _end_with(keeper)
             _of_the_keeper.append(stack.pop_all())
             os.close(ready)
-            return partial(os.write, tell, b"ready")
-        os.close(tell)
+            return partial(os.write, written, b"ready")
+        os.close(written)
         code = _awaited(child, ready, end_s)
         if code >= 0:
             sys.exit(code)
@@ -145,11 +135,8 @@ def _go_on_in_child(stack: ExitStack, end_s: float) -> Callable[[], object]:
 
 
 def _awaited(child: int, ready: int, end_s: float) -> int:
-    """Return how a child ended; tell systemd when it is ready, and end it where this process is told to end."""
-    import os
-    import signal
-
-    from deeplink.daemon import notify_systemd
+    """Return how a child ended; notify systemd when it is ready, and end it when this process is to end."""
+    from deeplink.rpc.daemon import notify_systemd
 
     reaped: list[object] = []
     try:
@@ -169,10 +156,6 @@ def _awaited(child: int, ready: int, end_s: float) -> int:
 
 def _end_with(keeper: int) -> None:
     """Have the kernel end this process with the one that keeps its sockets."""
-    import ctypes
-    import os
-    import signal
-
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != keeper:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -180,9 +163,6 @@ def _end_with(keeper: int) -> None:
 
 def _leave() -> NoReturn:
     """End at once: Python would wait for calls that a hung disk holds up, and Slurm counts each second for ten."""
-    import os
-    import sys
-
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -191,13 +171,10 @@ def _leave() -> NoReturn:
 
 def _job_secret(stack: ExitStack, node: str, bind: str) -> tuple[str, Path, str]:
     """Return the run's secret, where it lies, and where to listen: in the place of an agent before, if any was."""
-    import os
-    import sys
-
-    from deeplink.bind_errors import free_again
-    from deeplink.daemon import read_token_line, runtime_folder
-    from deeplink.scheduler.launch.agent_endpoint import seat_in
-    from deeplink.tokens import write_token
+    from deeplink.rpc.daemon import read_token_line, runtime_folder
+    from deeplink.rpc.listeners import free_again
+    from deeplink.rpc.tokens import write_token
+    from deeplink.scheduler.launch.environment import seat_in
 
     secret = read_token_line(sys.stdin.fileno())
     seat = seat_in(os.environ, node)
@@ -206,24 +183,9 @@ def _job_secret(stack: ExitStack, node: str, bind: str) -> tuple[str, Path, str]
     return secret, folder / "secret", free_again(bind, seat.port) if seat else bind
 
 
-def _standing_token(bind: str, token_file: Path | None, state: Path) -> tuple[str, Path]:
-    from deeplink.daemon import BindError, is_loopback, split_bind, standing_token
-
-    host, _ = split_bind(bind)
-    if token_file is None and not is_loopback(host):
-        raise BindError(
-            bind,
-            "others can reach it, and there is no token file",
-            "Give --token-file FILE (it is made when absent), and the same token to every client.",
-        )
-    return standing_token(token_file, state / "agent.token")
-
-
 def _end_on_signals() -> None:
     """Make SIGTERM and SIGINT unwind the main thread from wherever it is, so that everything is tidied up."""
-    import signal
-
-    from deeplink.daemon import ending_signals
+    from deeplink.rpc.daemon import ending_signals
 
     ending = ending_signals()
 
@@ -238,18 +200,13 @@ def _end_on_signals() -> None:
 
 def _until_told() -> None:
     """Return at SIGTERM or SIGINT."""
-    import select
-    import signal
-
     with suppress(SystemExit):
         while signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
             select.select([], [], [], LOOK_S)
 
 
 def _serve(settings: AgentSettings, token_file: Path, tell_ready: Callable[[], object], end_s: float) -> None:
-    import json
-
-    from deeplink.agent import Agent
+    from deeplink.agent.agent import Agent
 
     agent = Agent(settings)
     try:
@@ -263,8 +220,6 @@ def _serve(settings: AgentSettings, token_file: Path, tell_ready: Callable[[], o
 
 def _in_time(work: Callable[[], None], bound_s: float) -> None:
     """Return once the work is done, after `bound_s` at most; what hangs is left behind."""
-    import threading
-
     thread = threading.Thread(target=work, name="deeplink-end", daemon=True)
     thread.start()
     thread.join(bound_s)

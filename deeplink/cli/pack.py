@@ -1,27 +1,36 @@
-"""`deeplink pack`: make a dataset of a folder of small files."""
+"""`deeplink pack` and `verify`: make a dataset of small files, and compare every copy of it with them."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import dataclasses
+from collections import Counter
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
 from typing_extensions import override
 
+from deeplink.cli.options import PlaceType, flag, json_and_progress, option, where_and_replicas
+from deeplink.cli.output import ShownProgress, print_json, warn
+from deeplink.core.clock import SystemClock
+from deeplink.core.text import counted, sized
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from deeplink.cache.pack.plan import PackPlan
+    from deeplink.cache.pack.verifying import ReadBack
+    from deeplink.cache.packer import PackResult
+    from deeplink.cache.source.source import Listing
+    from deeplink.cli.options import StoreOptions
+    from deeplink.core.config import Config
+    from deeplink.fs.library import PathEntry
+    from deeplink.ops.inventory import Copy, Holdings, ShardReport
 
-    from deeplink.cache.packer import PackProgress, PackResult
-    from deeplink.cache.packing.plan import PackPlan
-    from deeplink.cache.packing.verifying import ReadBack
-    from deeplink.cache.sources.origin import Listing
-    from deeplink.config import Config
-    from deeplink.pack_target import PackTarget
-
+_SHOWN = 10
+_NAMED = 5
 _LEAST = 4 << 10
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
-_EPILOG = """
+_PACK_EPILOG = """
 SOURCE is a folder or any fsspec URL (s3://bucket/prefix, gs://, http://, zip:// ...). Each file becomes a sample
 whose key is its path below SOURCE. NAME then points at the new version; jobs that read an older one go on with it.
 After an interruption the same command goes on where it stopped; with nothing changed it places missing copies.
@@ -47,6 +56,23 @@ Examples:
 Exit codes: 0 done, 1 failed (what was sealed is kept for the next try) or --verify found something wrong, 2 wrong
 usage or unusable source.
 """
+_VERIFY_EPILOG = """
+Every sample is read from this node's store and from each member that holds its shard, and compared with the
+checksum that it was packed with; nothing is read from the source. A member that sends wrong bytes reads that shard
+again by itself and has it healed. With --in-place each node reads its own disk, all of them at once, and nothing
+crosses the network: the way for terabytes; of a wrong shard it names the first wrong sample and puts it aside.
+
+\b
+Examples:
+  deeplink verify mnist
+  deeplink verify mnist@3f2a91 --json
+  deeplink verify mnist --in-place     each node its own copies, from its disk
+  deeplink verify mnist --quick        who holds what, and whether files have the right size; reads no samples
+
+\b
+Exit codes: 0 every shard has a copy and all copies are right, 1 something is wrong (it is named), 2 wrong usage.
+"""
+_NAMED = 5
 
 
 class _Size(click.ParamType[int]):
@@ -67,34 +93,22 @@ class _Size(click.ParamType[int]):
         return size
 
 
-@click.command("pack", epilog=_EPILOG)
+@click.command("pack", epilog=_PACK_EPILOG)
 @click.argument("source")
 @click.argument("name")
-@click.option(
-    "--members", metavar="NAME=HOST:PORT,...", help="Agents to place shards on. [default: config members]"
-)
-@click.option("--replicas", type=click.IntRange(1), help="Copies of each shard. [default: config replicas]")
-@click.option("--shard-size", type=_Size(), help="Most bytes of samples in a shard. [default: config shard_bytes]")
-@click.option("--here", is_flag=True, help="Into this node's store alone, also inside an allocation.")
-@click.option(
-    "--local", type=click.IntRange(min=1), metavar="N", help="Onto the N nodes of `deeplink run --local N`."
-)
-@click.option("--append", is_flag=True, help="Share with the newest version the shards whose files are unchanged.")
-@click.option(
-    "--home", metavar="URL", default="", help="Folder or URL to keep each shard and the index in besides."
-)
-@click.option("--verify", is_flag=True, help="Then read every copy back where it lies, and compare its bytes.")
-@click.option("--dry-run", is_flag=True, help="List the source and say what would be packed; write nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; progress goes to standard error.")
-def command(  # noqa: PLR0913 - one for each option
+@where_and_replicas
+@option("--shard-size", "Most bytes of samples in a shard. [default: config shard_bytes]", type=_Size())
+@flag("--append", "Share with the newest version the shards whose files are unchanged.")
+@option("--home URL", "Folder or URL to keep each shard and the index in besides.", default="")
+@flag("--verify", "Then read every copy back where it lies, and compare its bytes.")
+@flag("--dry-run", "List the source and say what would be packed; write nothing.")
+@json_and_progress
+def command(
     *,
     source: str,
     name: str,
-    members: str | None,
-    replicas: int | None,
+    where: StoreOptions,
     shard_size: int | None,
-    here: bool,
-    local: int | None,
     append: bool,
     home: str,
     verify: bool,
@@ -103,207 +117,237 @@ def command(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Pack a folder of small files into shards.
 
-    The files below SOURCE become dataset NAME. Inside a Slurm allocation of several nodes (`salloc -N4 deeplink
+    The files below SOURCE become dataset NAME. Inside a Slurm allocation (`salloc -N4 deeplink
     pack ...`) the shards go onto the nodes' own SSDs; else to the configured members, or into this node's store.
     """
-    import dataclasses
-
-    from deeplink.cache.catalog import checked_name
+    from deeplink.cache.catalog import Catalog, checked_name
+    from deeplink.cache.membership import node_name
+    from deeplink.cache.pack.verifying import verify_copies
     from deeplink.cache.packer import check_pack, pack, plan_pack
-    from deeplink.cli.topology_site import site_of
-    from deeplink.config import load_config
-    from deeplink.pack_target import member_count, target
+    from deeplink.cache.store.store import Store
+    from deeplink.ops.inventory import note_placed
+    from deeplink.ops.pack_target import member_count
 
-    given: dict[str, Any] = {"members": members, "replicas": replicas, "shard_bytes": shard_size}
-    config = dataclasses.replace(
-        load_config(), **{key: value for key, value in given.items() if value is not None}
-    )
+    config = where.config(shard_bytes=shard_size)
     checked_name(name)
-    if here and members:
+    if where.here and where.members:
         raise click.UsageError("--here and --members exclude each other")
     if dry_run:
-        count = member_count(config, local=local or 0, here=here)
+        count = member_count(config, local=where.local or 0, here=where.here)
         planned = plan_pack(source, name, config=config, members=count, append=append)
         _say_plan(planned, source, name, as_json=as_json)
         return
     check_pack(source, name, config=config, append=append, home=home)
-    with target(config, local=local or 0, here=here, site_of=site_of) as to:
-        with _shown_progress() as progress:
-            options: dict[str, Any] = {"members": to.members, "token": to.token, "append": append, "home": home}
-            result = pack(source, name, config=to.config, progress=progress, **options)
-        found = _verified(result, to) if verify else None
+    with where.target(config) as to:
+        with ShownProgress("packing", "files") as progress:
+            result = pack(
+                source,
+                name,
+                config=to.config,
+                members=to.members,
+                token=to.token,
+                append=append,
+                home=home,
+                progress=lambda now: progress.at(now.files, now.total_files, now.bytes, now.total_bytes),
+            )
+        index = Catalog(to.config.catalog).open(result.name, result.version)
+        found = None
+        if verify:
+            store, node = Store(to.config.store), node_name(to.config)
+            found = verify_copies(index, result.placed, store=store, node=node, members=to.members, token=to.token)
         nodes = len(to.members) or 1
-    _note(result, config)
-    if replicas is not None and replicas > nodes:
-        click.echo(f"--replicas {replicas}: there can be {nodes} of each shard, one for each node", err=True)
+    note_placed(config.catalog, result.name, index, result.placed)
+    if where.replicas is not None and where.replicas > nodes:
+        said = f"--replicas {where.replicas}: there can be {nodes} of each shard, one for each node"
+        click.echo(said, err=True)
     _say_result(result, found, as_json=as_json)
     if found is not None and found.problems:
-        raise SystemExit(1)
-
-
-def _note(result: PackResult, config: Config) -> None:
-    from deeplink.cache.catalog import Catalog
-    from deeplink.residency_summary import note_placed
-
-    index = Catalog(config.catalog).open(result.name, result.version)
-    note_placed(config.catalog, result.name, index, result.placed)
-
-
-def _verified(result: PackResult, to: PackTarget) -> ReadBack:
-    from deeplink.cache.catalog import Catalog
-    from deeplink.cache.membership import node_name
-    from deeplink.cache.packing.verifying import verify_copies
-    from deeplink.cache.store import Store
-
-    index = Catalog(to.config.catalog).open(result.name, result.version)
-    return verify_copies(
-        index,
-        result.placed,
-        store=Store(to.config.store),
-        node=node_name(to.config),
-        members=to.members,
-        token=to.token,
-    )
+        raise click.exceptions.Exit(1)
 
 
 def _say_plan(planned: tuple[Listing, PackPlan, int], source: str, name: str, *, as_json: bool) -> None:
-    import json
-
-    from deeplink.text import counted
-
     listing, plan, there = planned
     sizes = [shard.payload for shard in plan.shards]
-    facts: dict[str, Any] = {
-        "name": name,
-        "source": source,
-        "files": len(listing),
-        "bytes": sum(sizes),
-        "shards": len(sizes),
-        "shard_bytes": sizes,
-        "shards_there": there,
-        "first": listing.keys[0],
-        "last": listing.keys[-1],
-    }
     if as_json:
-        click.echo(json.dumps(facts))
+        print_json(
+            {
+                "name": name,
+                "source": source,
+                "files": len(listing),
+                "bytes": sum(sizes),
+                "shards": len(sizes),
+                "shard_bytes": sizes,
+                "shards_there": there,
+                "first": listing.keys[0],
+                "last": listing.keys[-1],
+            }
+        )
         return
     files, shards = counted(len(listing), "file"), counted(len(sizes), "shard")
-    click.echo(f"would pack {files}, {_size(sum(sizes))}, into {shards} as {name}")
+    click.echo(f"would pack {files}, {sized(sum(sizes))}, into {shards} as {name}")
     if there:
         click.echo(f"{counted(there, 'shard')} of them are there already")
     click.echo(f"from {listing.keys[0]!r} to {listing.keys[-1]!r}")
-    for shard in plan.shards[:10]:
-        click.echo(f"  {shard.stop - shard.start:>9,} files  {_size(shard.payload)}")
-    if len(plan.shards) > 10:  # noqa: PLR2004 - as many as a screen takes
-        click.echo(f"  ... and {len(plan.shards) - 10} more")
+    for shard in plan.shards[:_SHOWN]:
+        click.echo(f"  {shard.stop - shard.start:>9,} files  {sized(shard.payload)}")
+    if len(plan.shards) > _SHOWN:
+        click.echo(f"  ... and {len(plan.shards) - _SHOWN} more")
 
 
 def _say_result(result: PackResult, found: ReadBack | None, *, as_json: bool) -> None:
-    import dataclasses
-    import json
-
-    from deeplink.text import counted
-
     if as_json:
-        said = {"verified": dataclasses.asdict(found)} if found else {}
-        click.echo(json.dumps(dataclasses.asdict(result) | said))
+        verified: dict[str, Any] = {"verified": dataclasses.asdict(found)} if found else {}
+        print_json(dataclasses.asdict(result) | verified)
         return
     if result.unchanged:
         click.echo(f"{result.name}: nothing has changed since version {result.version}")
     else:
         files, rate = counted(result.files, "file"), result.read_files / max(result.seconds, 1e-9)
         click.echo(
-            f"{result.name}: {files}, {_size(result.bytes)}, in {counted(result.shards, 'shard')}; "
+            f"{result.name}: {files}, {sized(result.bytes)}, in {counted(result.shards, 'shard')}; "
             f"{result.read_files:,} read in {result.seconds:.1f} s ({rate:,.0f} files/s)"
         )
         click.echo(f"version {result.version}")
-    counts: dict[str, int] = {}
-    for holders in result.placed.values():
-        for node in holders:
-            counts[node] = counts.get(node, 0) + 1
+    counts = Counter(node for holders in result.placed.values() for node in holders)
     click.echo("shards per node: " + ", ".join(f"{node} {count}" for node, count in sorted(counts.items())))
     if result.short:
-        click.echo(
-            f"fewer copies than wanted of {counted(result.short, 'shard')}; run the command again to place them",
-            err=True,
-        )
+        short = counted(result.short, "shard")
+        click.echo(f"fewer copies than wanted of {short}; run the command again to place them", err=True)
     if found is not None:
         copies = "copy" if found.copies == 1 else "copies"
-        click.echo(f"read back {found.copies:,} {copies} of shards, {_size(found.bytes)}")
+        click.echo(f"read back {found.copies:,} {copies} of shards, {sized(found.bytes)}")
         for problem in found.problems:
             click.echo(f"wrong: {problem}", err=True)
 
 
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:  # noqa: PLR2004
-            return f"{count:,.1f} {unit}" if unit != "B" else f"{count:,.0f} B"
-        count /= 1024
-    return f"{count:,.1f} TiB"
+@click.command("verify", epilog=_VERIFY_EPILOG)
+@click.argument("name", type=PlaceType(), metavar="NAME[@VERSION]")
+@flag("--quick", "Look at sizes alone; read no samples.")
+@flag("--in-place", "Let each node read its own copies, from its disk.")
+@json_and_progress
+def verify(*, name: str, quick: bool, in_place: bool, as_json: bool) -> int:
+    """Read every copy of every sample of a dataset and compare it with what was packed."""
+    from deeplink.fs.library import Library
+    from deeplink.ops.inventory import holdings, note_residency
 
-
-@contextmanager
-def _shown_progress() -> Iterator[Callable[[PackProgress], None]]:
-    """Give what shows progress on standard error: a bar on a terminal, a line every few seconds elsewhere."""
-    import sys
-
-    if sys.stderr.isatty():
-        with _bar() as show:
-            yield show
+    library = Library()
+    found = library.at(name)
+    if found.place.inner:
+        raise click.UsageError(f"a whole dataset is verified: deeplink verify {found.place.root}")
+    if quick and in_place:
+        raise click.UsageError("--quick reads nothing: leave out --in-place")
+    config, index = library.config, found.reader.index
+    held = holdings(config, SystemClock())
+    note_residency(config.catalog, found.place.name, index, held.residency(index, config.replicas))
+    if in_place:
+        return _in_place(found, config, held, as_json=as_json)
+    problem = "" if quick else _index_problem(found)
+    reports = _reports(found, config, held, quick=quick)
+    right = not (problem or held.problems) and all(report.is_right for report in reports)
+    if as_json:
+        shards = [
+            {
+                "shard": report.shard,
+                "samples": report.samples,
+                "bytes": report.bytes,
+                "copies": {
+                    copy.node: {"state": copy.state.value, "wrong": list(copy.wrong), "problem": copy.problem}
+                    for copy in report.copies
+                },
+            }
+            for report in reports
+        ]
+        facts = {"name": found.place.name, "version": found.reader.version, "right": right}
+        unanswered = dict(held.problems)
+        print_json({**facts, "index": problem or "whole", "unanswered": unanswered, "shards": shards})
     else:
-        yield _lines()
+        _say_found(found, held, reports, problem, quick=quick)
+    return 0 if right else 1
 
 
-def _lines() -> Callable[[PackProgress], None]:
-    from deeplink.clock import SystemClock
+def _index_problem(found: PathEntry) -> str:
+    from deeplink.cache.errors import IndexFormatError
+
+    try:
+        found.reader.index.verify()
+    except (IndexFormatError, OSError) as problem:
+        return str(problem)
+    return ""
+
+
+def _reports(found: PathEntry, config: Config, held: Holdings, *, quick: bool) -> list[ShardReport]:
+    from deeplink.cache.transfer.transport import PlainTransport
+    from deeplink.ops.inventory import VersionVerification
 
     clock = SystemClock()
-    every_s = 5.0
-    began = last = clock.monotonic()
+    with closing(PlainTransport(held.token, clock)) as transport:
+        work = VersionVerification(found.reader.index, config, held, transport, clock)
+        with ShownProgress("verifying", "samples", 0 if quick else work.total()) as progress:
+            return list(work.reports(quick=quick, progress=progress.add))
 
-    def show(progress: PackProgress) -> None:
-        nonlocal last
-        now = clock.monotonic()
-        if now - last < every_s:
-            return
-        last = now
-        rate, speed = progress.files / (now - began), progress.bytes / (now - began)
-        left_s = (progress.total_bytes - progress.bytes) / speed if speed > 0 else 0.0
-        click.echo(
-            f"{progress.files:,} of {progress.total_files:,} files, {_size(progress.bytes)}, {rate:,.0f} files/s, "
-            f"{speed / 1e6:,.0f} MB/s, {progress.shards} of {progress.total_shards} shards, {left_s:,.0f} s left",
-            err=True,
+
+def _in_place(found: PathEntry, config: Config, held: Holdings, *, as_json: bool) -> int:
+    from deeplink.cache.pack.verifying import verify_copies
+    from deeplink.cache.store.store import Store
+
+    name, index = found.place.name, found.reader.index
+    placed = {entry.id: held.holders(entry.id) for entry in index.shards}
+    copies = sum(map(len, placed.values()))
+    with ShownProgress("verifying", "copies", copies) as progress:
+        result = verify_copies(
+            index,
+            placed,
+            store=Store(config.store, make=False),
+            node=held.here,
+            members=held.members,
+            token=held.token,
+            progress=lambda done, size: progress.at(done, copies, size),
         )
+    silent = [f"not verified on {node}: {problem}" for node, problem in held.problems.items()]
+    problems = [*result.problems, *silent, *filter(None, [_index_problem(found)])]
+    if as_json:
+        facts = {"name": name, "version": index.version, "right": not problems, "problems": problems}
+        print_json({**facts, "copies": result.copies, "bytes": result.bytes})
+        return 1 if problems else 0
+    for problem in problems:
+        warn(problem)
+    said = f"{result.copies:,} copies read and right, {sized(result.bytes)}"
+    click.echo(f"{name} {index.version[:12]}: {counted(len(index.shards), 'shard')}; {said}")
+    if result.problems:
+        _say_remedy(found)
+    return 1 if problems else 0
 
-    return show
+
+def _say_found(found: PathEntry, held: Holdings, reports: list[ShardReport], problem: str, *, quick: bool) -> None:
+    if problem:
+        warn(problem)
+        click.echo(
+            f"  `deeplink index rebuild {found.place.name}@{found.reader.version}` makes it again.", err=True
+        )
+    for node in held.problems:
+        warn(f"not verified on {node}: {held.problems[node]}")
+    for report in reports:
+        copies = ", ".join(f"{copy.node} {copy.state.value}" for copy in report.copies) or "no node holds it"
+        samples = counted(report.samples, "sample")
+        click.echo(f"{report.shard[:12]}  {samples:>16}  {sized(report.bytes):>10}  {copies}")
+        for copy in report.copies:
+            if copy.problem:
+                warn(f"{copy.node}: {_wrong(copy)}{copy.problem}")
+    bad = sum(not report.is_right for report in reports)
+    silent = f"; {counted(len(held.problems), 'node')} did not answer" if held.problems else ""
+    which = "every copy that answered" if silent else "every copy"
+    right = f"{which} is {'there' if quick else 'read and right'}"
+    said = f"{bad:,} of {counted(len(reports), 'shard')} not right" if bad else right
+    click.echo(f"{found.place.name} {found.reader.version[:12]}: {counted(len(reports), 'shard')}; {said}{silent}")
+    if bad:
+        _say_remedy(found)
 
 
-@contextmanager
-def _bar() -> Iterator[Callable[[PackProgress], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+def _say_remedy(found: PathEntry) -> None:
+    click.echo(f"  `deeplink warm {found.place.root}` brings copies that are missing or set aside.", err=True)
 
-    columns = (
-        TextColumn("packing"),
-        BarColumn(),
-        TextColumn("{task.fields[files]:,}/{task.fields[total_files]:,} files"),
-        TextColumn("{task.fields[rate]:,.0f} files/s"),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("pack", total=None, files=0, total_files=0, rate=0.0)
 
-        def show(progress: PackProgress) -> None:
-            elapsed = bar.tasks[0].elapsed or 0.0
-            # An empty file counts as a byte, so that a source of empty files has a bar too.
-            bar.update(
-                task,
-                total=progress.total_bytes + progress.total_files,
-                completed=progress.bytes + progress.files,
-                files=progress.files,
-                total_files=progress.total_files,
-                rate=progress.files / elapsed if elapsed else 0.0,
-            )
-
-        yield show
+def _wrong(copy: Copy) -> str:
+    names = ", ".join(repr(key) for key in copy.wrong[:_NAMED])
+    more = f" and {len(copy.wrong) - _NAMED:,} more" if len(copy.wrong) > _NAMED else ""
+    return f"{counted(len(copy.wrong), 'sample')} ({names}{more}): " if copy.wrong else ""

@@ -1,4 +1,4 @@
-"""`deeplink plan`: look after waiting jobs, so that a wish for good nodes never holds one."""
+"""`deeplink plan`: look after waiting jobs, so that a hint for good nodes never holds one."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from deeplink.ranges import FiniteRange
+from deeplink.cli.options import flag, integer, json_option, real
+from deeplink.cli.output import print_json, speaker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deeplink.scheduler.planner.loop import Planner, Round
-    from deeplink.scheduler.planner.reconcile import HintChange
+    from deeplink.scheduler.placement.hint.planner import Planner, Round
+    from deeplink.scheduler.placement.hint.reconcile import HintChange
 
 _EPILOG = """
-`deeplink sbatch` wishes for good nodes when a job is submitted, and starts this in the background (unless
-DEEPLINK_PLAN=off). Each round asks Slurm once for the queue and once for the nodes, however many jobs wait. A wish
-for nodes that are not free any more is moved to others or dropped; a wish that holds a job is dropped; nodes that
-nobody before the job may be given are wished while they are free. What was changed and why is kept in
+`deeplink sbatch` hints at good nodes when a job is submitted, and starts this in the background (unless
+DEEPLINK_PLAN=off). Each round asks Slurm once for the queue and once for the nodes, however many jobs wait. A hint
+for nodes that are not free any more is moved to others or dropped; a hint that holds a job is dropped; nodes that
+no job before it may be given are hinted while they are free. What was changed and why is kept in
 decisions.jsonl in the job's folder. One runs for each user and cluster.
 
 \b
@@ -34,21 +35,14 @@ Exit codes: 0 done; 1 Slurm does not answer, or another planner runs; 2 wrong us
 
 
 @click.command("plan", epilog=_EPILOG)
-@click.option("--once", is_flag=True, help="One look; then end.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be changed.")
-@click.option("--job", type=click.IntRange(1), metavar="ID", help="This job alone; ends when it waits no more.")
-@click.option(
-    "--interval",
-    type=FiniteRange(1.0, 3600.0),
-    default=10.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds between two rounds while jobs wait.",
-)
-@click.option("--watch", "watching", is_flag=True, help="Until SIGTERM; this is the default.")
-@click.option("--until-idle", is_flag=True, help="End once no job has needed it for a minute.")
-@click.option("--prefetch", is_flag=True, help="Warm the wished nodes' SSDs for jobs with data (standing agents).")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per decision instead of sentences.")
+@flag("--once", "One look; then end.")
+@flag("--dry-run", "Only say what would be changed.")
+@integer("--job ID", "This job alone; ends when it waits no more.", 1)
+@real("--interval S", "Seconds between two rounds while jobs wait.", 1.0, 3600.0, default=10.0)
+@flag("--watch", "Until SIGTERM; this is the default.", name="watching")
+@flag("--until-idle", "End once no job has needed it for a minute.")
+@flag("--prefetch", "Warm the hinted nodes' SSDs for jobs with data (standing agents).")
+@json_option("One JSON object per decision instead of sentences.")
 def command(
     *,
     once: bool,
@@ -60,35 +54,35 @@ def command(
     prefetch: bool,
     as_json: bool,
 ) -> None:
-    """Look after waiting jobs: their wishes for nodes are kept, mended or dropped."""
+    """Look after waiting jobs: their hints are kept, mended or dropped."""
     if sum((once, watching, until_idle)) > 1:
         raise click.UsageError("--once, --watch and --until-idle contradict each other")
-    from deeplink.cli.plan_life import PlannerLifetime, live
+    from deeplink.scheduler.placement.hint.planner import live
 
-    say = _printed_once if once else _speaker(as_json=as_json)
+    say = (lambda _line: None) if once else speaker(as_json=as_json)  # one look prints all at its end
     planner = _planner(say, job=job, interval=interval, act=not dry_run, prefetch=prefetch)
     if once:
         _once(planner, job, dry_run=dry_run, as_json=as_json)
     else:
-        live(planner, PlannerLifetime(job=job, until_idle=until_idle, locked=not dry_run))
+        live(planner, until_idle=until_idle)
 
 
 def _planner(
     say: Callable[[str], None], *, job: int | None, interval: float, act: bool, prefetch: bool
 ) -> Planner:
-    from deeplink.cli.plan_life import user_name
-    from deeplink.cli.plan_surveying import surveyed
-    from deeplink.clock import SystemClock
-    from deeplink.config import load_config
-    from deeplink.scheduler.planner.loop import Planner
+    from deeplink.core.clock import SystemClock
+    from deeplink.core.config import load_config
+    from deeplink.ops.waiting_jobs import surveyed
+    from deeplink.scheduler.jobs.job_view import me
+    from deeplink.scheduler.placement.hint.planner import Planner
     from deeplink.scheduler.slurm.client import Slurm
 
     config = load_config()
     planner = Planner(
         slurm=Slurm(),
-        user=user_name(),
+        user=me(),
         state=config.state,
-        ground=lambda jobs: surveyed(config, jobs),
+        survey=lambda jobs: surveyed(config, jobs),
         clock=SystemClock(),
         say=say,
         act=act,
@@ -96,7 +90,7 @@ def _planner(
         interval_s=interval,
     )
     if prefetch:
-        from deeplink.cli.plan_surveying import BackgroundPrefetch
+        from deeplink.ops.waiting_jobs import BackgroundPrefetch
 
         planner.wished = BackgroundPrefetch(config, say)
     return planner
@@ -105,24 +99,22 @@ def _planner(
 def _once(planner: Planner, job: int | None, *, dry_run: bool, as_json: bool) -> None:
     import contextlib
 
-    from deeplink.cli.plan_life import alone
+    from deeplink.scheduler.placement.hint.planner import alone
 
     with contextlib.nullcontext() if dry_run else alone(planner):
         done = planner.look()
     if job is not None and not done.moves:
         click.echo(f"job {job} does not wait, or was not submitted with `deeplink sbatch`", err=True)
-        click.get_current_context().exit(1)
+        raise click.exceptions.Exit(1)
     _say(done, dry_run=dry_run, as_json=as_json)
     if done.problems:
-        click.get_current_context().exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _say(done: Round, *, dry_run: bool, as_json: bool) -> None:
-    import json
-
     if as_json:
         for move in done.moves:
-            click.echo(json.dumps(_document(move, done, dry_run=dry_run)))
+            print_json(_document(move, done, dry_run=dry_run))
         return
     if not done.moves:
         click.echo("no job of yours waits that was submitted with `deeplink sbatch`")
@@ -144,18 +136,3 @@ def _document(move: HintChange, done: Round, *, dry_run: bool) -> dict[str, obje
         "done": not dry_run and move.job.row.id not in done.problems,
         "problem": done.problems.get(move.job.row.id, ""),
     }
-
-
-def _printed_once(_line: str) -> None:
-    """Say nothing: all is printed at the end."""
-
-
-def _speaker(*, as_json: bool) -> Callable[[str], None]:
-    import json
-    import time
-
-    def say(line: str) -> None:
-        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        click.echo(json.dumps({"time": now, "said": line}) if as_json else f"{now} {line}")
-
-    return say

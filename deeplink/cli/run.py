@@ -2,30 +2,146 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
+import shutil
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
 
-from deeplink.cli.run_recovery import recovery_options
-from deeplink.ranges import FiniteRange
+from deeplink.cli.options import FiniteRange, flag, grouped, integer, json_option, option, real
+from deeplink.cli.output import print_json
+from deeplink.core.config import load_config
+from deeplink.core.types import Attempt
 from deeplink.scheduler.launch.container import RUNTIMES
-from deeplink.scheduler.launch.recipes import DEFAULT, RECIPES, Start
+from deeplink.scheduler.launch.environment import DEFAULT, RECIPES, Start
+from deeplink.scheduler.topology.rank_order import too_few_nodes
 
 if TYPE_CHECKING:
-    from deeplink.cli.run_recovery import RecoveryOptions
-    from deeplink.config import Config
+    from deeplink.core.config import Config
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.container import Container
     from deeplink.scheduler.launch.launch_spec import LaunchSpec
-    from deeplink.scheduler.launch.site import SiteFabric
+    from deeplink.scheduler.launch.shared_network import SiteFabric
+    from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryOptions:
+    """Options for ranks or nodes that fail."""
+
+    elastic: int | None
+    no_retry: bool
+    max_relaunches: int | None
+    final_codes: tuple[int, ...]
+    hold: bool | None
+    time_margin: float | None
+    strand_timeout: float
+
+    def policy(self) -> RelaunchPolicy:
+        """Return the thresholds of verdicts."""
+        from deeplink.scheduler.recovery.rank_failure import RelaunchLimits
+        from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
+
+        codes = frozenset(self.final_codes)
+        limits = RelaunchLimits(most_relaunches=self.max_relaunches, retries=not self.no_retry, final_codes=codes)
+        return RelaunchPolicy(limits=limits)
+
+    def check(self, count: int) -> None:
+        """Check that they fit a run on so many nodes."""
+        if self.elastic is not None and self.elastic > count:
+            raise click.UsageError(f"--elastic {self.elastic}: only {count} nodes run ranks")
+
+
+recovery_options = grouped(
+    "recovery",
+    RecoveryOptions,
+    integer(
+        "--elastic MIN",
+        "Go on with fewer nodes, down to MIN, where no more are left. [default: wait for a rescue]",
+        1,
+        envvar="DEEPLINK_ELASTIC",
+    ),
+    flag("--no-retry", "Ranks that fail end the run; lost nodes are still replaced."),
+    integer(
+        "--max-relaunches N",
+        "Start the ranks again so often at most, progress or not. [default: as long as they get further]",
+        0,
+        envvar="DEEPLINK_MAX_RELAUNCHES",
+    ),
+    integer(
+        "--final-code CODE",
+        "Ranks that exit so end the run, and their code is passed on; repeatable.",
+        1,
+        255,
+        name="final_codes",
+        multiple=True,
+    ),
+    option(
+        "--hold/--no-hold",
+        "Whether Slurm is to hold the job, instead of ending it, when the application itself fails again and "
+        "again. [default: if it ever came to a step, and may be requeued]",
+        default=None,
+        envvar="DEEPLINK_HOLD",
+    ),
+    real(
+        "--time-margin SECONDS",
+        "Have the ranks save so long before the job's time limit. "
+        "[default: learned from their saves, 60 at least]",
+        0,
+        envvar="DEEPLINK_TIME_MARGIN",
+    ),
+    real(
+        "--strand-timeout SECONDS", "How long to wait for a rescue when too few nodes are left.", 0, default=900.0
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ContainerOptions:
+    image: str | None
+    runtime: str | None
+    mounts: tuple[str, ...]
+    options: tuple[str, ...]
+
+    def container(self, *, local: bool) -> Container | None:
+        if self.image is None:
+            if self.runtime or self.mounts or self.options:
+                raise click.UsageError("--container-... options mean nothing without --container IMAGE")
+            return None
+        from deeplink.scheduler.launch.container import PYXIS, Container, chosen_runtime, mounted
+
+        if self.runtime == PYXIS and local:
+            raise click.UsageError("pyxis is part of srun, and --local starts none")
+        mounted(self.mounts)
+        return Container(chosen_runtime(self.runtime, shutil.which), self.image, self.mounts, self.options)
+
+
+_container_options = grouped(
+    "inside",
+    _ContainerOptions,
+    option("--container IMAGE", "Run every rank in this image, with what it needs mounted.", name="image"),
+    option(
+        "--container-runtime",
+        "What runs the image. [default: the first of apptainer, singularity, charliecloud that is installed]",
+        name="runtime",
+        type=click.Choice(RUNTIMES),
+    ),
+    option("--container-mount DIR[:INSIDE]", "Mount a folder too; repeatable.", name="mounts", multiple=True),
+    option(
+        "--container-option OPTION",
+        "Hand an option to the runtime (--nv, say); repeatable.",
+        name="options",
+        multiple=True,
+    ),
+)
 
 _EPILOG = """
 Ranks find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, numbered along the
 fabric. Signals TERM, INT, USR1 and USR2 are passed on to them. Ranks that fail are started again once where they
 were saved, and as often as they get further; then a job that came to a step is held. The exit code is the first
-failed rank's, 128 + n where a signal ended it, and 75 where nodes were lost and nobody could help.
+failed rank's, 128 + n where a signal ended it, and 75 where nodes were lost and nothing could replace them.
 
 \b
 Examples:
@@ -70,95 +186,66 @@ def _recipe(context: click.Context, _parameter: click.Parameter, value: str) -> 
 
 
 @click.command("run", epilog=_EPILOG)
-@click.option(
-    "--recipe",
+@option(
+    "--recipe NAME|list",
+    "Which framework the ranks are of, so that they find what it reads: torch (DDP, FSDP), torchrun, "
+    "lightning, accelerate, deepspeed, jax, tensorflow, mpi, horovod. [default: torch]",
     callback=_recipe,
     default=DEFAULT,
     envvar="DEEPLINK_RECIPE",
     is_eager=True,
-    metavar="NAME|list",
-    help="Which framework the ranks are of, so that they find what it reads: torch (DDP, FSDP), torchrun, "
-    "lightning, accelerate, deepspeed, jax, tensorflow, mpi, horovod. [default: torch]",
 )
-@click.option(
+@integer(
     "--spares",
-    type=click.IntRange(min=0),
-    envvar="DEEPLINK_SPARES",
-    help="Nodes that rest until another one is lost; the job needs --no-kill (`deeplink sbatch` adds it). "
+    "Nodes that rest until another one is lost; the job needs --no-kill (`deeplink sbatch` adds it). "
     "[default: those beyond --nnodes, else none]",
+    0,
+    envvar="DEEPLINK_SPARES",
 )
-@click.option(
-    "--nproc-per-node",
+@option(
+    "--nproc-per-node K|auto",
+    "Ranks on each node; auto: the job's tasks, as Slurm spread them, else one for each GPU, else 1. "
+    "With --recipe torchrun GPUs go first.",
+    show_default=False,
     callback=_per_node,
     default="auto",
-    metavar="K|auto",
-    help="Ranks on each node; auto: the job's tasks, as Slurm spread them, else one for each GPU, else 1. "
-    "With --recipe torchrun GPUs go first.",
 )
-@click.option("--nnodes", type=click.IntRange(min=1), help="Nodes that run ranks. [default: all but the spares]")
-@click.option(
-    "--group-size",
-    "group_sizes",
-    multiple=True,
-    type=click.IntRange(min=2),
-    envvar="DEEPLINK_GROUP_SIZE",
-    metavar="RANKS",
-    help="So many consecutive ranks (a tensor-parallel group, say) are to stay within a leaf switch or a node; "
+@integer("--nnodes", "Nodes that run ranks. [default: all but the spares]", 1)
+@integer(
+    "--group-size RANKS",
+    "So many consecutive ranks (a tensor-parallel group, say) are to stay within a leaf switch or a node; "
     "repeatable, each size a multiple of the smaller one.",
+    2,
+    name="group_sizes",
+    multiple=True,
+    envvar="DEEPLINK_GROUP_SIZE",
 )
-@click.option(
-    "--step-timeout",
+@option(
+    "--step-timeout auto|off|SECONDS",
+    "Start the ranks again when no newer step was reported for so long (after the first); auto: when ranks "
+    "are late by the job's own history, and their processes show that they hang. [default: auto]",
     callback=_step_timeout,
     default="auto",
     envvar="DEEPLINK_STEP_TIMEOUT",
-    metavar="auto|off|SECONDS",
-    help="Start the ranks again when no newer step was reported for so long (after the first); auto: when ranks "
-    "are late by the job's own history, and their processes show that they hang. [default: auto]",
 )
-@click.option(
+@flag(
     "--replace-stragglers",
-    is_flag=True,
+    "Start the ranks again on a spare in place of a persistently slow one's node. [default: report it]",
     envvar="DEEPLINK_REPLACE_STRAGGLERS",
-    help="Start the ranks again on a spare in place of a persistently slow one's node. [default: tell of it]",
 )
 @recovery_options
-@click.option(
-    "--srun-option",
-    "srun_options",
-    multiple=True,
-    metavar="OPTION",
-    help="Hand an option to the ranks' srun; repeatable.",
+@option(
+    "--srun-option OPTION", "Hand an option to the ranks' srun; repeatable.", name="srun_options", multiple=True
 )
-@click.option(
-    "--interface",
-    metavar="NAME|NETWORK",
-    help="What agents and ranks talk over: an interface that every node has, or a network such as 10.1.0.0/16. "
+@option(
+    "--interface NAME|NETWORK",
+    "What agents and ranks talk over: an interface that every node has, or a network such as 10.1.0.0/16. "
     "[default: config interface (DEEPLINK_INTERFACE), else the fastest network that joins all nodes]",
 )
-@click.option(
-    "--container", "image", metavar="IMAGE", help="Run every rank in this image, with what it needs mounted."
-)
-@click.option(
-    "--container-runtime",
-    "runtime",
-    type=click.Choice(RUNTIMES),
-    help="What runs the image. [default: the first of apptainer, singularity, charliecloud that is installed]",
-)
-@click.option(
-    "--container-mount", "mounts", multiple=True, metavar="DIR[:INSIDE]", help="Mount a folder too; repeatable."
-)
-@click.option(
-    "--container-option",
-    "container_options",
-    multiple=True,
-    metavar="OPTION",
-    help="Hand an option to the runtime (--nv, say); repeatable.",
-)
-@click.option("--local", type=click.IntRange(min=1), metavar="N", help="Without Slurm: N nodes on this machine.")
-@click.option("--dry-run", is_flag=True, help="Print which rank would run where, and the command; start nothing.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Say what happens as JSON lines (on standard error), or the dry run."
-)
+@_container_options
+@integer("--local N", "Without Slurm: N nodes on this machine.", 1)
+@flag("--dry-run", "Print which rank would run where, and the command; start nothing.")
+@json_option("Say what happens as JSON lines (on standard error), or the dry run.")
 @click.argument("command_line", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(  # noqa: PLR0913 - one for each option
     *,
@@ -172,10 +259,7 @@ def command(  # noqa: PLR0913 - one for each option
     recovery: RecoveryOptions,
     srun_options: tuple[str, ...],
     interface: str | None,
-    image: str | None,
-    runtime: str | None,
-    mounts: tuple[str, ...],
-    container_options: tuple[str, ...],
+    inside: _ContainerOptions,
     local: int | None,
     dry_run: bool,
     as_json: bool,
@@ -186,19 +270,18 @@ def command(  # noqa: PLR0913 - one for each option
     COMMAND is started once per rank, ranks are ordered along the fabric, and signals and the exit code passed on.
     When a node goes silent the ranks start again on the nodes that are left and a spare, under the same job id.
     """
-    from dataclasses import replace
-
-    from deeplink.cli.topology_site import site_of
-    from deeplink.config import load_config
+    from deeplink.ops.topology_reading import site_of
     from deeplink.scheduler.launch.job import passed_on, run_job
-    from deeplink.scheduler.launch.launch_spec import LaunchSpec
-    from deeplink.scheduler.launch.shape import check_spread, gpu_options, ranks_of
+    from deeplink.scheduler.launch.launch_spec import LaunchSpec, check_spread, gpu_options, ranks_of
 
     config = load_config()
     if interface is not None:
         config = replace(config, interface=interface)
     backend = _backend(config, local, srun_options)
-    count = _count(len(backend.nodes), nnodes, spares)
+    nodes, resting = len(backend.nodes), spares or 0
+    count = nnodes if nnodes is not None else nodes - resting
+    if count < 1 or count + resting > nodes:
+        raise too_few_nodes(max(count, 1) + resting, nodes)
     starters = RECIPES[recipe].start is Start.NODE
     ranks = ranks_of(backend.nodes, backend.granted, nproc_per_node, starters=starters)
     order = LaunchSpec(
@@ -212,14 +295,14 @@ def command(  # noqa: PLR0913 - one for each option
         step_timeout_s=step_timeout,
         replace_stragglers=replace_stragglers,
         strand_timeout_s=recovery.strand_timeout,
-        passed_on=passed_on(config),
+        passed_on=passed_on(config, os.environ),
         group_sizes=tuple(sorted(set(group_sizes))),
         recipe_name=recipe,
-        container=_container(image, runtime, mounts, container_options, is_local=local is not None),
+        container=inside.container(local=local is not None),
     )
     check_spread(ranks, count, order.group_sizes)
     started = {node: RECIPES[recipe].started(number) for node, number in ranks.items()}
-    # What cannot be had is told before anything starts.
+    # What cannot be had is an error before anything starts.
     gpu_options(backend.granted, started, starters=starters, by_user=srun_options)
     order.groups.check(order.count)
     recovery.check(order.count)
@@ -230,52 +313,25 @@ def command(  # noqa: PLR0913 - one for each option
     return run_job(backend, order, config, policy=recovery.policy(), site=site, as_json=as_json)
 
 
-def _container(
-    image: str | None, runtime: str | None, mounts: tuple[str, ...], options: tuple[str, ...], *, is_local: bool
-) -> Container | None:
-    if image is None:
-        if runtime or mounts or options:
-            raise click.UsageError("--container-... options mean nothing without --container IMAGE")
-        return None
-    import shutil
-
-    from deeplink.scheduler.launch.container import PYXIS, Container, chosen_runtime, mounted
-
-    if runtime == PYXIS and is_local:
-        raise click.UsageError("pyxis is part of srun, and --local starts none")
-    mounted(mounts)
-    return Container(chosen_runtime(runtime, shutil.which), image, mounts, options)
-
-
 def _backend(config: Config, local: int | None, srun_options: tuple[str, ...]) -> Backend:
     if local is not None:
-        from deeplink.scheduler.launch.local import LocalBackend
+        from deeplink.scheduler.launch.local_backend import LocalBackend
 
         if srun_options:
             raise click.UsageError("--srun-option means nothing with --local")
         return LocalBackend.on_this_machine(local, os.environ, config.store, config.state)
-    from deeplink.scheduler.launch.slurm import SlurmBackend
+    from deeplink.scheduler.launch.slurm_backend import SlurmBackend
 
     return SlurmBackend.from_environment(os.environ, config.state, srun_options).with_granted()
-
-
-def _count(nodes: int, nnodes: int | None, spares: int | None) -> int:
-    from deeplink.scheduler.topology.order import TooFewNodesError
-
-    count = nnodes if nnodes is not None else nodes - (spares or 0)
-    if count < 1 or count + (spares or 0) > nodes:
-        raise TooFewNodesError(max(count, 1) + (spares or 0), nodes)
-    return count
 
 
 def _print_plan(backend: Backend, order: LaunchSpec, site: SiteFabric | None, *, as_json: bool) -> None:
     from deeplink.scheduler.launch.environment import NodeFacts, RankTask
     from deeplink.scheduler.launch.launch_spec import lay_out
-    from deeplink.scheduler.launch.network_discovery import on_fabric
-    from deeplink.types import Attempt
+    from deeplink.scheduler.launch.shared_network import fabric_below
 
     # No agent has said anything yet: the site's or Slurm's word on the fabric, and names for addresses.
-    order = on_fabric(order, backend, site, dict.fromkeys(backend.nodes, ""))
+    order = replace(order, fabric=fabric_below(dict.fromkeys(backend.nodes, ""), site, backend.fabric))
     facts = {node: NodeFacts(node=node, address=f"{node}:0") for node in backend.nodes}
     attempt = Attempt(backend.job, backend.restart, 0)
     layout = lay_out(order, attempt, facts, port=backend.port_for(attempt))
@@ -305,7 +361,7 @@ def _print_plan(backend: Backend, order: LaunchSpec, site: SiteFabric | None, *,
             "container": order.container and {"runtime": order.container.runtime, "image": order.container.image},
             "argv": argv,
         }
-        click.echo(json.dumps(plan))
+        print_json(plan)
         return
     last = -1
     for node, number in zip(layout.active, layout.launch.ranks, strict=True):
@@ -319,6 +375,4 @@ def _print_plan(backend: Backend, order: LaunchSpec, site: SiteFabric | None, *,
         click.echo(f"rank 0 finds {name}={value}")
     if order.container is not None:
         click.echo(f"in a container of {order.container.image}, by {order.container.runtime}")
-    import shlex
-
     click.echo(shlex.join(argv))

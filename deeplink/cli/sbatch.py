@@ -1,35 +1,49 @@
-"""`deeplink sbatch`: sbatch, with what recovery needs and a wish for nodes. Nothing heavy is imported."""
+"""`deeplink sbatch`: sbatch, with what recovery needs and a hint for nodes; imports nothing heavy."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from deeplink.scheduler.slurm.submission import SubmissionError, checked, in_script, submission, understood
-from deeplink.verbatim import Verbatim
+from deeplink.cli.options import Verbatim, script_text
+from deeplink.cli.output import warn
+from deeplink.core.text import counted
+from deeplink.scheduler.placement.hint.decision import HintKind
+from deeplink.scheduler.slurm.nodeset import unfold
+from deeplink.scheduler.slurm.sbatch_options import directives
+from deeplink.scheduler.slurm.submission import (
+    DIRECTIVE,
+    SubmissionError,
+    checked,
+    in_script,
+    submission,
+    understood,
+)
 
 if TYPE_CHECKING:
-    from deeplink.cli.sbatch_placing import Placed
-    from deeplink.scheduler.slurm.command import Runner
+    from deeplink.ops.submit import Placed
+    from deeplink.scheduler.placement.hint.decision import Ask, Decision, NodeChoice
     from deeplink.scheduler.slurm.submission import Ours, SbatchLine, Submission
-    from deeplink.scheduler.wish.decision import Ask
-    from deeplink.types import NodeName
 
 PING_S = 10.0
 """How long slurmctld may take to answer: longer than Slurm's own clients take to turn to a backup controller."""
 _STDIN = frozenset({"/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"})
+_MOST_NODES = 8  # that a dry run names
 MOST_SCRIPT = 16 << 20  # bytes; Slurm's own bound (max_script_size) is 4 MiB by default
 
 _EPILOG = """
 Everything is sbatch's own: options, #SBATCH lines, the line it prints, its exit code. Added, unless you say
 otherwise (on the command line, in the environment or in the script): --requeue --open-mode=append, --no-kill for a
-job with spares, the stand-ins or `deeplink run` in its script, and a wish for good nodes (docs/placing.md), unless
+job with spares, the stand-ins or `deeplink run` in its script, and a hint for good nodes (docs/placing.md), unless
 you choose nodes or switches yourself.
 
 \b
@@ -40,9 +54,9 @@ Options of ours, before the script, or in it as `#DEEPLINK --spares 1`, without 
   --deeplink-patience TIME  how long it may be made to wait for fewer leaves, as of --time [default: 0, not at all]
   --deeplink-profile FILE   what its steps compute, send and read (docs/cost-model.md): nodes are compared by the
                             predicted step
-  --deeplink-place on|off   whether nodes are wished for at all
+  --deeplink-place on|off   whether nodes are hinted at all
   --deeplink-resubmit on|off
-                            whether it may be submitted anew, under another id, where nothing else helps it after
+                            whether it may be submitted again, under another id, where nothing else helps it after
                             a node was lost (docs/watchdog.md) [default: off, or the setting `resubmit`]
 
 \b
@@ -68,49 +82,44 @@ def command(words: tuple[str, ...]) -> None:
     ours = request.ours.over(in_script(script))
     folder = _shim_folder(dry_run=request.dry_run) if ours.shim else ""
     made = submission(request, ours, script, os.environ, folder)
-    if not request.dry_run and not _submits(request):
+    # Else there will be no job that we can learn the id of.
+    submits = request.reaches_controller and not request.says("test-only", "quiet")
+    if not request.dry_run and not submits:
         _leave_to_sbatch(request, made)
         return
     ask = _ask(request, ours, script)
-    run = _asked_early(ask)
-    from deeplink.cli.sbatch_placing import placed, submitted
-    from deeplink.scheduler.slurm.command import end_unfinished
+    from deeplink.scheduler.placement.hint.ask import ARGUMENTS
+    from deeplink.scheduler.slurm.command import StartedEarly, end_unfinished, run
+
+    # Where the cluster's state will be wanted, Slurm is asked already.
+    asking = run if ask.no_wish else StartedEarly(ARGUMENTS)
+    from deeplink.ops.submit import placed, submitted
 
     try:
-        found = placed(request, ours, ask, made, stdin=script if piped else "", run=run)
-        found = found.kept(request, script)
+        found = placed(request, ours, ask, made, script=script, piped=piped, run=asking)
     except BaseException:
         end_unfinished()  # the question, where its answer is not wanted any more
         raise
     if request.dry_run:
-        from deeplink.cli.sbatch_shown import shown
-
         click.echo(shown(found, script, as_json=request.as_json))
         return
     if found.unasked_controller:
         _ask_controller()
-        _say_why(found)
+        if found.made.unreachable:
+            warn(f"no nodes are hinted: {found.decision.words}")
     sys.exit(submitted(found))
 
 
 def _ask(request: SbatchLine, ours: Ours, script: str) -> Ask:
-    """Return what the job asks.
-
-    Raises:
-        SubmissionError: options contradict each other.
-        AmountError: the patience is no time.
-        ProfileError, ModelInputError: the profile is none.
-    """
-    from deeplink.scheduler.slurm.options import SBATCH
-    from deeplink.scheduler.wish.amounts import seconds_of
-    from deeplink.scheduler.wish.ask import ask_of
+    from deeplink.scheduler.placement.hint.ask import ask_of, seconds_of
+    from deeplink.scheduler.slurm.sbatch_options import SBATCH
 
     scripted = SBATCH.of_script(script)
     ask = ask_of(
         request.line,
         scripted,
         os.environ,
-        _unfold,
+        unfold,
         data=ours.data,
         patience_s=None if ours.patience is None else seconds_of(ours.patience),
         profile="" if ours.profile is None else _profile(Path(ours.profile)),
@@ -122,13 +131,8 @@ def _ask(request: SbatchLine, ours: Ours, script: str) -> Ask:
 
 
 def _profile(path: Path) -> str:
-    """Return what the file says, as the job's record keeps it.
-
-    Raises:
-        SubmissionError: it cannot be read.
-        ProfileError, ModelInputError: it holds something else.
-    """
-    from deeplink.scheduler.model.profile import profile_from, profile_text
+    """Return what the file says, as the job's record keeps it."""
+    from deeplink.scheduler.placement.model.job_profile import profile_from, profile_text
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -138,31 +142,9 @@ def _profile(path: Path) -> str:
     return profile_text(profile_from(text, str(path)))
 
 
-def _unfold(text: str) -> tuple[NodeName, ...]:
-    from deeplink.scheduler.slurm.nodeset import unfold
-
-    return unfold(text)
-
-
-def _asked_early(ask: Ask) -> Runner:
-    """Return a way to run Slurm's commands; where the cluster's state will be wanted, it is asked for already."""
-    from deeplink.scheduler.slurm.command import run
-
-    if ask.no_wish:
-        return run
-    from deeplink.scheduler.wish.question import EarlyQuestion
-
-    return EarlyQuestion()
-
-
-def _submits(request: SbatchLine) -> bool:
-    """Tell whether there will be a job that we can learn the id of."""
-    return request.reaches_controller and not request.says("test-only", "quiet")
-
-
 def _leave_to_sbatch(request: SbatchLine, made: Submission) -> None:
     from deeplink.scheduler.slurm.command import become
-    from deeplink.scheduler.slurm.outer import without_outer
+    from deeplink.scheduler.slurm.job_environment import without_outer
 
     if request.reaches_controller:
         _ask_controller()
@@ -170,17 +152,8 @@ def _leave_to_sbatch(request: SbatchLine, made: Submission) -> None:
     become(made.argv, env={**without_outer(os.environ), **made.changes})
 
 
-def _say_why(found: Placed) -> None:
-    if found.unreachable:
-        click.echo(f"deeplink: no nodes are wished for: {found.decision.words}", err=True)
-
-
 def _ask_controller() -> None:
-    """Find out in bounded time that slurmctld hangs; whatever else is wrong, sbatch itself has words for.
-
-    Raises:
-        CommandTimeoutError: it does not answer.
-    """
+    """Find out in bounded time that slurmctld hangs; whatever else is wrong, sbatch itself has words for."""
     from deeplink.scheduler.slurm.command import CommandError, CommandMissingError, run
 
     # One that is down is known at once, also to sbatch. Before one that hangs sbatch would stand silent for ever.
@@ -188,24 +161,8 @@ def _ask_controller() -> None:
         run(("scontrol", "ping"), timeout_s=PING_S)
 
 
-def _script_text(name: str | None) -> str:
-    """Return a script's text; empty where there is none to read, about which sbatch itself will have words."""
-    if name is None:
-        return ""
-    found: str | None = name
-    if not Path(name).is_file():
-        import shutil
-
-        found = shutil.which(name)
-    try:
-        with Path(found or name).open("rb") as file:
-            return file.read(MOST_SCRIPT).decode(errors="replace")
-    except OSError:
-        return ""
-
-
 def _open_closed_streams() -> None:
-    """Where our caller closed a standard stream, there is one all the same, in which nothing is."""
+    """Open an empty stream for each standard stream that the caller closed."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: that of the stream
@@ -221,7 +178,7 @@ def _with_script(request: SbatchLine) -> tuple[SbatchLine, str, bool]:
             return request, "", False
         return request, _kept(0, 0), True
     if name is None or not Path(name).is_fifo():  # as of `<(...)`
-        return request, _script_text(name), False
+        return request, script_text(name, MOST_SCRIPT) if name else "", False
     numbered = re.fullmatch(r"/(?:dev|proc/self)/fd/([0-9]{1,9})", name)
     try:
         reading = os.open(name, os.O_RDONLY)
@@ -246,10 +203,50 @@ def _kept(reading: int, number: int) -> str:
 
 
 def _shim_folder(*, dry_run: bool) -> str:
-    from deeplink.config import load_config
-    from deeplink.scheduler.slurm.programs import make_stand_ins
+    from deeplink.core.config import load_config
+    from deeplink.scheduler.slurm.command import make_stand_ins
 
     folder = load_config().state / "shim"
     if not dry_run:
         make_stand_ins(folder)
     return str(folder)
+
+
+def shown(found: Placed, script: str, *, as_json: bool) -> str:
+    """Return what would be done, for people or for machines."""
+    lines = {mark: list(directives(script, mark)) for mark in ("#SBATCH", DIRECTIVE)}
+    if as_json:
+        made = {"command": list(found.submission.argv), "environment": dict(found.submission.changes)}
+        facts = {"directives": lines, "ask": asdict(found.ask), "decision": asdict(found.decision)}
+        return json.dumps({**made, **facts})
+    changes = [f"{name}={shlex.quote(value)}" for name, value in found.submission.changes.items()]
+    said = [" ".join([*changes, shlex.join(found.submission.argv)])]
+    said += [f"script: {mark} {shlex.join(words)}" for mark, words in lines.items() if words]
+    return "\n".join([*said, *_placement(found.decision)])
+
+
+def _placement(decision: Decision) -> list[str]:
+    hint = {
+        HintKind.NODES: f"{counted(len(decision.nodes), 'node')} hinted by name",
+        HintKind.SWITCHES: f"{counted(decision.switches, 'switch')} at most hinted, for {decision.patience_s} s",
+        HintKind.NOTHING: "nothing hinted",
+    }[decision.kind]
+    said = [f"placement: {hint}", f"  because: {decision.words}"]
+    said += [f"  note: {note}" for note in decision.notes]
+    if decision.candidates:
+        said.append(f"  cost: {decision.cost}")
+        unit = "step" if decision.predicted else "cost"
+        said.append(f"  {unit:>12} {'leaves':>6} {'crossings':>9} {'local':>6}  nodes")
+    said += [_row(option) for option in decision.candidates]
+    if decision.own:
+        said.append(f"{_row(decision.own)}  <- Slurm's own choice")
+    if decision.predicted:
+        said += ["  the first one's step:", *(f"    {line}" for line in decision.predicted)]
+    return said
+
+
+def _row(option: NodeChoice) -> str:
+    price = f"{option.cost:>12.2f}" if option.step_s is None else f"{1e3 * option.step_s:>9.1f} ms"
+    nodes = ",".join(option.nodes[:_MOST_NODES]) + (",..." if len(option.nodes) > _MOST_NODES else "")
+    given_up = f"  ({'; '.join(option.given_up)})" if option.given_up else ""
+    return f"  {price} {option.leaves:>6} {option.crossings:>9} {option.percent_local:>5.0f}%  {nodes}{given_up}"

@@ -1,20 +1,30 @@
-"""`deeplink srun`: srun, with its ranks in the fabric's order. Nothing heavy is imported."""
+"""`deeplink srun` and `shim`: srun with its ranks in the fabric's order, and the stand-ins in jobs."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
 
 import click
+from typing_extensions import override
 
-from deeplink.verbatim import Verbatim
+from deeplink.cli.options import Verbatim, script_text
+from deeplink.scheduler.slurm.command import STAND_INS, CommandMissingError, become, real_program
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from deeplink.scheduler.topology.graph import Fabric
 
-_EPILOG = """
+log = logging.getLogger(__name__)
+
+_SCRIPT_BYTES = 64 << 10  # of a script that are looked at
+
+_SRUN_EPILOG = """
 Options, what is said and the exit code are srun's own. Where a step is over all nodes of an allocation, its ranks
 are numbered along the fabric in place of by name; outside of an allocation `-N 2` or more makes one by salloc.
 Whatever else it is (--pty, --nodelist, --distribution, --multi-prog, parts of the nodes, ...) srun gets as it is.
@@ -26,15 +36,20 @@ Examples:
   deeplink srun -N8 --ntasks-per-node=4 --gres=gpu:4 python train.py
   deeplink srun --dry-run -N8 hostname     the command it would be
 """
+_SHIM_EPILOG = """
+\b
+Examples (as the stand-ins on PATH call it):
+  deeplink shim srun --cpu-bind=cores python train.py
+  deeplink shim torchrun --nproc-per-node=4 train.py
+DEEPLINK_SHIM=off in front of a command of the script leaves it alone.
+"""
 
 
-@click.command("srun", cls=Verbatim, epilog=_EPILOG, options_metavar="[SRUN OPTIONS]")
+@click.command("srun", cls=Verbatim, epilog=_SRUN_EPILOG, options_metavar="[SRUN OPTIONS]")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]...")
 def command(words: tuple[str, ...]) -> None:
     """Run a command interactively: srun, with its ranks in the fabric's order."""
-    from deeplink.scheduler.launch.interactive import interactive, understood
-    from deeplink.scheduler.slurm.command import CommandMissingError, become
-    from deeplink.scheduler.slurm.programs import real_program
+    from deeplink.scheduler.launch.srun_shim import interactive, understood
 
     asked = understood(words)
     made = interactive(asked, os.environ, _fabric, [sys.executable, "-P", "-m", "deeplink", "srun"])
@@ -42,27 +57,67 @@ def command(words: tuple[str, ...]) -> None:
         click.echo(shlex.join(made.argv))
         click.echo(made.because, err=True)
         return
+    _become_real(made.argv[0], made.argv[1:])
+
+
+def _become_real(name: str, words: Sequence[str]) -> NoReturn:
     # Not a stand-in of ours: in a job of `deeplink sbatch --deeplink-shim` it is first on the PATH.
-    program = real_program(made.argv[0], os.environ.get("PATH", ""))
+    program = real_program(name, os.environ.get("PATH", ""))
     if program is None:
-        raise CommandMissingError(made.argv[0])
+        raise CommandMissingError(name)
     sys.stdout.flush()
-    become([program, *made.argv[1:]])
+    become([program, *words])
 
 
 def _fabric() -> Fabric:
     """Return where Slurm says that nodes hang; nowhere where it does not answer: srun has words for that."""
     import logging
 
-    from deeplink.clock import SystemClock
-    from deeplink.config import load_config
-    from deeplink.errors import DeepLinkError
+    from deeplink.core.clock import SystemClock
+    from deeplink.core.config import load_config
+    from deeplink.core.errors import DeepLinkError
+    from deeplink.scheduler.jobs.job_view import shared
     from deeplink.scheduler.slurm.client import Slurm
-    from deeplink.scheduler.topology.graph import Fabric, fabric_from_switches
-    from deeplink.scheduler.view.look import shared
+    from deeplink.scheduler.topology.graph import Fabric
+    from deeplink.scheduler.topology.sources.slurm_topology import fabric_from_switches
 
     try:
         return fabric_from_switches(Slurm(shared(load_config().state, SystemClock(), 2.0)).topology())
     except DeepLinkError as problem:
         logging.getLogger(__name__).warning("ranks stay in the order of names: %s", problem)
         return Fabric({})
+
+
+class _BehindProgram(click.Command):
+    """Takes every word behind the program's name as it is."""
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or args[0] not in STAND_INS:
+            return super().parse_args(ctx, args)
+        ctx.params = {"program": args[0], "words": tuple(args[1:])}
+        return []
+
+
+@click.command("shim", cls=_BehindProgram, epilog=_SHIM_EPILOG)
+@click.argument("program", type=click.Choice(STAND_INS))
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def shim(program: str, words: tuple[str, ...]) -> None:
+    """Stand in for srun and torchrun inside a job (put on PATH by `deeplink sbatch --deeplink-shim`)."""
+    from deeplink.scheduler.launch import srun_shim
+    from deeplink.scheduler.slurm.submission import SHIM_VARIABLE
+
+    env = os.environ
+    if env.get(SHIM_VARIABLE) == "off":
+        _become_real(program, words)
+    elif program == "torchrun" and srun_shim.in_rank(env):
+        _become_real(program, srun_shim.torchrun_in_rank(words, env))
+    if program == "srun":
+        becomes = srun_shim.srun_becomes(words, env, partial(script_text, most=_SCRIPT_BYTES))
+    else:
+        becomes = srun_shim.torchrun_becomes(words, env)
+    if isinstance(becomes, srun_shim.LeftAlone):
+        log.info("%s is left alone: %s", program, becomes.because)
+        _become_real(program, words)
+    sys.stdout.flush()
+    become([sys.executable, "-P", "-m", "deeplink", "run", *becomes.arguments])

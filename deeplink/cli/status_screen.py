@@ -1,29 +1,42 @@
-"""Jobs on a terminal: a table of them, or one on one screen. Colour is never the only sign."""
+"""Jobs on a terminal: a table of them, or one on one screen, repainted. Colour is never the only sign."""
 
 from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from concurrent import futures
+from itertools import takewhile
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+import click
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
+from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
+from rich.tree import Tree
 
-from deeplink.cli.status_nodes import drawn, on_leaves
-from deeplink.text import counted, printable
+from deeplink.cli.output import UNKNOWN, console, figure, moment, span
+from deeplink.core.text import counted, printable
+from deeplink.core.timeouts import start_call
+from deeplink.scheduler.slurm.command import end_unfinished
+from deeplink.scheduler.slurm.nodeset import fold
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from rich.console import RenderableType
 
-    from deeplink.scheduler.view.look import JobOnFabric, JobTable
-    from deeplink.scheduler.view.picture import Picture
-    from deeplink.scheduler.view.rates import TrainingRate
+    from deeplink.core.clock import Clock
+    from deeplink.scheduler.jobs.job_view import JobOnFabric, JobTable
+    from deeplink.scheduler.jobs.picture import JobNode, Picture, TrainingRate
+    from deeplink.scheduler.topology.graph import Fabric, Path
 
-UNKNOWN = "unknown"
+Seen = TypeVar("Seen")
+PATIENCE_S = 2.0  # how long a command waits without a word; the question itself is bounded where it is asked
+MOST_LEAVES = 24
+MOST_TROUBLED = 12
 MOST_REMEDIES = 20
-_WIDE = 4096  # into a pipe or a file nothing is cut off
 _STYLES = {
     "RUNNING": "green",
     "COMPLETED": "green",
@@ -41,23 +54,95 @@ _STYLES = {
 }
 
 
-def console() -> Console:
-    """Return a console as wide as the terminal, or wide enough for all; rich heeds NO_COLOR and TERM."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=_WIDE)
+def drawn(nodes: Sequence[JobNode], fabric: Fabric) -> Tree | Text:
+    """Return the tree above a job's nodes; nodes of a leaf whose ranks follow one another share a line."""
+    leaves: dict[Path, list[JobNode]] = {}
+    for each in nodes:
+        leaves.setdefault(fabric.path(each.node), []).append(each)  # type: ignore[arg-type] # names are NodeNames
+    if set(leaves) == {()}:
+        tree = Tree(Text("on no known switch", style="dim"), guide_style="dim")
+        _hang(tree, nodes)
+        return tree
+    # The lowest switch that all hang below; with one leaf that leaf.
+    levels = zip(*filter(None, leaves), strict=False)
+    common = tuple(names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels))
+    root = Tree(Text(".".join(common) or "fabric", style="bold"), guide_style="dim")
+    places: dict[Path, Tree] = {common: root}
+    shown = list(leaves.items())[:MOST_LEAVES]
+    for path, below in shown:
+        _hang(_place(path, places, common) if path else root.add(Text("on no known switch", style="dim")), below)
+    rest = [each for _, below in list(leaves.items())[MOST_LEAVES:] for each in below]
+    if rest:
+        more = root.add(Text(f"{len(leaves) - MOST_LEAVES} more leaves with {counted(len(rest), 'node')}"))
+        for each in [each for each in rest if each.trouble][:MOST_TROUBLED]:
+            more.add(_line([each]))
+    return root
+
+
+def on_leaves(nodes: Sequence[JobNode], fabric: Fabric) -> str:
+    """Return on how many leaves the ranks are, as the end of a sentence; empty where that is not known."""
+    paths = {fabric.path(each.node) for each in nodes if not each.spare}  # type: ignore[arg-type]
+    if not paths or () in paths:
+        return ""
+    return f"; its ranks are on {counted(len(paths), 'leaf')}"
+
+
+def _place(path: Path, places: dict[Path, Tree], root: Path) -> Tree:
+    if path in places:
+        return places[path]
+    if len(path) <= len(root):
+        return places[root]
+    above = _place(path[:-1], places, root)
+    places[path] = above.add(Text(printable(path[-1]), style="bold"))
+    return places[path]
+
+
+def _hang(place: Tree, nodes: Sequence[JobNode]) -> None:
+    """Put nodes below a switch: those with trouble one by one, others that go on from one another in one line."""
+    row: list[JobNode] = []
+    for each in nodes:
+        if row and (each.trouble or not _goes_on(row[-1], each)):
+            place.add(_line(row))
+            row = []
+        if each.trouble:
+            place.add(_line([each]))
+        else:
+            row.append(each)
+    if row:
+        place.add(_line(row))
+
+
+def _goes_on(before: JobNode, after: JobNode) -> bool:
+    if before.spare != after.spare:
+        return False
+    if before.ranks is None or after.ranks is None:
+        return before.ranks is None and after.ranks is None
+    return after.ranks[0] == before.ranks[1] + 1
+
+
+def _line(nodes: Sequence[JobNode]) -> Text:
+    names = [each.node for each in nodes]
+    # Folded the order is lost, which few names can keep.
+    shown = ", ".join(names) if len(names) <= 4 else fold(names)  # noqa: PLR2004
+    first, last = nodes[0].ranks, nodes[-1].ranks
+    text = Text(shown)
+    if first and last:
+        text.append(f"  rank {first[0]}" if first[0] == last[1] else f"  ranks {first[0]}-{last[1]}", style="cyan")
+    elif nodes[0].spare:
+        text.append("  spare", style="dim")
+    if nodes[0].trouble:
+        text.append(f"  {printable(nodes[0].trouble)}", style="bold red")
+    return text
 
 
 def of_table(table: JobTable, now: float) -> RenderableType:
     """Return a line for each job."""
-    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("job", "name", "state", "attempt", "nodes", "step", "steps/s", "samples/s", "loss", "local"):
-        right = title in {"job", "nodes", "step", "steps/s", "samples/s", "loss", "local"}
-        grid.add_column(title, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+    grid = job_grid()
     for picture in table.pictures:
         grid.add_row(*row(picture))
     notes = slurm_note(table.problem, table.told_unix, now)
-    told = [(one.label, remedy) for one in table.pictures for remedy in one.remedies]
-    notes += [Text(f"job {label}: {printable(remedy)}") for label, remedy in told[:MOST_REMEDIES]]
+    remedies = [(one.label, remedy) for one in table.pictures for remedy in one.remedies]
+    notes += [Text(f"job {label}: {printable(remedy)}") for label, remedy in remedies[:MOST_REMEDIES]]
     if not table.pictures:
         notes.append(Text("no jobs of yours that DeepLink knows of" if not table.problem else "no jobs known"))
     if table.hidden:
@@ -65,6 +150,15 @@ def of_table(table: JobTable, now: float) -> RenderableType:
     if table.cut:
         notes.append(Text(f"{table.cut:,} older ones are not shown", style="dim"))
     return Group(*([grid] if table.pictures else []), *notes)
+
+
+def job_grid(*more: str) -> Grid:
+    """Return an empty table for the cells that `row` makes, and more."""
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
+    left = ("name", "state", "attempt")
+    for title in ("job", *left, "nodes", "step", "steps/s", "samples/s", "loss", "local", *more):
+        grid.add_column(title, justify="left" if title in left else "right", no_wrap=True, overflow="ellipsis")
+    return grid
 
 
 def row(picture: Picture) -> list[Text]:
@@ -90,7 +184,7 @@ def row(picture: Picture) -> list[Text]:
 
 
 def _or_dash(text: str, picture: Picture) -> str:
-    """What a job that has not begun cannot have is a dash; what nobody said of one that has is unknown."""
+    """Return a dash for a job that has not begun, UNKNOWN for one that has and did not report it."""
     if text:
         return text
     return UNKNOWN if picture.watched and picture.attempt else "-"
@@ -116,7 +210,7 @@ def of_job(one: JobOnFabric, now: float) -> RenderableType:
 
 def _facts(one: JobOnFabric, now: float) -> list[tuple[str, RenderableType]]:
     picture, pace = one.picture, one.picture.pace
-    facts: list[tuple[str, RenderableType]] = [
+    return [
         ("state", _state(picture)),
         ("attempt", Text(_attempt(picture))),
         ("time", Text(_time(picture, now))),
@@ -132,7 +226,6 @@ def _facts(one: JobOnFabric, now: float) -> list[tuple[str, RenderableType]]:
         *([("remedy", Text("\n".join(map(printable, picture.remedies))))] if picture.remedies else []),
         ("output", Text(printable(picture.output) or UNKNOWN)),
     ]
-    return facts
 
 
 def _state(picture: Picture) -> Text:
@@ -164,11 +257,11 @@ def _attempt(picture: Picture) -> str:
 def _time(picture: Picture, now: float) -> str:
     limit = "no limit" if picture.limit_s == math.inf else span(picture.limit_s) if picture.limit_s else UNKNOWN
     if picture.used_s is not None and picture.state != "PENDING":
-        told = f"runs for {span(picture.used_s)}" if not picture.final else f"ran for {span(picture.used_s)}"
-        return f"{told}, limit {limit}" + (f", partition {picture.partition}" if picture.partition else "")
+        ran = f"runs for {span(picture.used_s)}" if not picture.final else f"ran for {span(picture.used_s)}"
+        return f"{ran}, limit {limit}" + (f", partition {picture.partition}" if picture.partition else "")
     if picture.state == "PENDING":
         start = picture.start_unix
-        when = f"expected to start {_clock(start)}, in {span(start - now)}" if start and start > now else ""
+        when = f"expected to start {moment(start)}, in {span(start - now)}" if start and start > now else ""
         return f"{when or 'start: unknown'}, limit {limit}, partition {picture.partition or UNKNOWN}"
     return UNKNOWN
 
@@ -176,7 +269,7 @@ def _time(picture: Picture, now: float) -> str:
 def _ring(picture: Picture, one: JobOnFabric) -> str:
     if picture.ring is None or picture.ring_stock is None:
         return UNKNOWN
-    count = sum(not seat.spare for seat in picture.seats) or UNKNOWN
+    count = sum(not each.spare for each in picture.seats) or UNKNOWN
     where = on_leaves(picture.seats, one.fabric)
     return f"{picture.ring} of {count} hops cross leaf switches ({picture.ring_stock} in order of names){where}"
 
@@ -197,8 +290,8 @@ def _reads(pace: TrainingRate) -> str:
     if reads is None:
         return UNKNOWN
     shares = (("local", reads.local), ("peer", reads.peer), ("source", reads.source))
-    told = ", ".join(f"{name} {100 * count / reads.total:.1f} %" for name, count in shares)
-    return f"{told} of {counted(reads.total, 'sample')} (rank 0's own process)"
+    rates = ", ".join(f"{name} {100 * count / reads.total:.1f} %" for name, count in shares)
+    return f"{rates} of {counted(reads.total, 'sample')} (rank 0's own process)"
 
 
 def _checkpoint(pace: TrainingRate, now: float, *, running: bool) -> str:
@@ -220,7 +313,7 @@ def _placement(picture: Picture) -> Text:
     decision = picture.decision
     if decision is None:
         return Text("no decision on record")
-    text = Text(f"{printable(decision.decision.words)} ({decision.by}, {_clock(decision.unix)})")
+    text = Text(f"{printable(decision.decision.words)} ({decision.by}, {moment(decision.unix)})")
     chosen = next((one for one in decision.decision.candidates if one.nodes == decision.decision.nodes), None)
     if chosen is not None:
         local = f", {chosen.percent_local:.0f} % of its data local"
@@ -260,34 +353,69 @@ def _value(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
-def figure(value: float | None) -> str:
-    """Return a rate as people read it; empty where there is none.
+class PendingLook(Generic[Seen]):
+    """One look, in a thread of its own: the screen and its keys do not wait for a Slurm that hangs."""
 
-    >>> figure(12345.6), figure(0.01234), figure(7.25), figure(None)
-    ('12,346', '0.0123', '7.25', '')
+    def __init__(self, look: Callable[[], Seen]) -> None:
+        self._began, self._answer = time.monotonic(), start_call(look)
+
+    def wait(self, seconds: float) -> Seen | None:
+        """Return what was seen, or None where that takes longer; raises what the look raised."""
+        futures.wait([self._answer], seconds)
+        return self._answer.result() if self._answer.done() else None
+
+    def over(self, shown: RenderableType) -> RenderableType:
+        """Return what was shown before, and for how long the next look has been under way."""
+        seconds = time.monotonic() - self._began
+        return Group(
+            shown, Text(f"older: no answer of Slurm or of the storage for {seconds:.0f} s", style="yellow")
+        )
+
+
+def wait_for_look(look: Callable[[], Seen]) -> Seen:
+    """Return what `look` returns; say on standard error that it is waited for, if that takes long."""
+    pending = PendingLook(look)
+    try:
+        seen = pending.wait(PATIENCE_S)
+        if seen is None:
+            click.echo("waiting for an answer of Slurm ...", err=True)
+        while seen is None:
+            seen = pending.wait(PATIENCE_S)
+    except KeyboardInterrupt:
+        end_unfinished()
+        raise
+    return seen
+
+
+def repaint(look: Callable[[], tuple[RenderableType, bool]], every_s: float, clock: Clock) -> None:
+    """Show what `look` returns every so often, until it says that it is over, or until Ctrl-C (exit code 130).
+
+    What was seen last stays on the terminal. Where standard output is no terminal, each look is printed below the
+    one before.
     """
-    if value is None or not math.isfinite(value):
-        return "" if value is None else f"{value}"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004
-
-
-def span(seconds: float | None) -> str:
-    """Return a duration as people read it.
-
-    >>> span(4.4), span(75), span(3723), span(200_000), span(-1.0)
-    ('4 s', '1:15 min', '1:02 h', '2 d 7 h', '0 s')
-    """
-    if seconds is None or not math.isfinite(seconds):
-        return UNKNOWN
-    whole = max(0, int(seconds))
-    if whole < 60:  # noqa: PLR2004
-        return f"{whole} s"
-    if whole < 3600:  # noqa: PLR2004
-        return f"{whole // 60}:{whole % 60:02} min"
-    if whole < 86_400:  # noqa: PLR2004
-        return f"{whole // 3600}:{whole % 3600 // 60:02} h"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
-
-
-def _clock(unix: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
+    out = console()
+    shown, over = look()
+    try:
+        if not out.is_terminal:
+            out.print(shown)
+            while not over:
+                clock.sleep(every_s)
+                shown, over = look()
+                out.print(shown)
+            return
+        # The alternate screen: rows of the terminal are overwritten, never cleared first.
+        with Live(console=out, screen=True, auto_refresh=False, vertical_overflow="ellipsis") as live:
+            live.update(shown, refresh=True)
+            while not over:
+                clock.sleep(every_s)
+                pending = PendingLook(look)
+                while (seen := pending.wait(every_s)) is None:
+                    live.update(pending.over(shown), refresh=True)
+                shown, over = seen
+                live.update(shown, refresh=True)
+        out.print(shown)
+    except KeyboardInterrupt:
+        end_unfinished()
+        if out.is_terminal:
+            out.print(shown)
+        raise click.exceptions.Exit(130) from None

@@ -1,24 +1,42 @@
-"""`deeplink warm`: have a dataset on the nodes' SSDs before the job that reads it."""
+"""`deeplink warm`, `prefetch` and `evict`: bring datasets onto the nodes' SSDs, and give their room back."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import dataclasses
+import itertools
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from deeplink.cli.options import (
+    dataset_named,
+    flag,
+    json_and_progress,
+    json_option,
+    option,
+    replicas_option,
+    where_and_replicas,
+    where_options,
+)
+from deeplink.cli.output import ShownProgress, print_json
+from deeplink.core.clock import SystemClock
+from deeplink.core.config import load_config
+from deeplink.core.text import counted, sized
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Mapping, Sequence
 
-    from deeplink.cache.holding.residency import VersionResidency
-    from deeplink.cache.holding.warming import WarmProgress, WarmResult
-    from deeplink.cache.index import Index
-    from deeplink.config import Config
-    from deeplink.pack_target import PackTarget
+    from deeplink.cache.format.index import Index
+    from deeplink.cache.replicate.residency import VersionResidency
+    from deeplink.cache.replicate.warming import Moves, Prefetched, WarmProgress, WarmResult
+    from deeplink.cli.options import StoreOptions
+    from deeplink.ops.inventory import Dropped
+    from deeplink.ops.pack_target import PackTarget
 
-_EPILOG = """
+_WARM_EPILOG = """
 Every member brings the shards it is to hold that it does not: from another member, else from the packed home, else
-it makes them anew from the source's files. What is here already is verified. The command ends when each shard was
+it makes them again from the source's files. What is here already is verified. The command ends when each shard was
 read whole where it lies and found right, or cannot be had. NAME means its newest version; of a version the first
 digits are enough.
 
@@ -32,183 +50,265 @@ Examples:
 \b
 Exit codes: 0 every shard has all its copies, verified; 1 not so; 2 wrong usage or configuration.
 """
+_PREFETCH_EPILOG = """
+With standing agents (config members) the nodes bring the shards that they will own as the job's members, from
+any node that has them, and only those that they lack: started again, it goes on where it was. For a JOB the nodes
+are those it runs on, or those that were hinted for it; DATASET is then what it was submitted with
+(--deeplink-data).
+Without standing agents nothing can be warmed before a job starts: its own agents bring its data then.
+
+--drain copies the shards that NODE alone holds to the members that own them without it, for one dataset or all.
+
+\b
+Examples:
+  deeplink prefetch 4711                     what job 4711 reads, onto the nodes hinted for it
+  deeplink prefetch --nodes n[0-3] imagenet
+  deeplink prefetch 4711 imagenet --dry-run  who would bring what
+  deeplink prefetch --drain n7               before `scontrol update nodename=n7 state=drain ...`
+
+\b
+Exit codes: 0 everything is there; 1 not so; 2 wrong usage or configuration.
+"""
+_EVICT_EPILOG = """
+NAME alone means all its versions; with @VERSION only the shards that no other version of it has. What another
+dataset has too stays, and so does a shard
+where a running job needs it, and where it is not known that it can be had again: from another member that keeps
+it, from the packed home, or from the source's unchanged files. --force drops them all the same. The catalog keeps
+the dataset (`deeplink index rm` removes versions there); `deeplink warm` brings shards again.
+
+\b
+Examples:
+  deeplink evict imagenet --dry-run             what would go, and what would stay, and why
+  deeplink evict imagenet                       from the configured members, or from this node's store
+  salloc -N4 deeplink evict imagenet@3f2a       from the SSDs of four nodes
+  deeplink evict imagenet --force               also what cannot be had again
+
+\b
+Exit codes: 0 done, also where shards had to stay; 1 a member did not answer or a disk refused; 2 wrong usage.
+"""
 
 
-@click.command("warm", epilog=_EPILOG)
+@click.command("warm", epilog=_WARM_EPILOG)
 @click.argument("dataset", metavar="NAME[@VERSION]")
-@click.option("--members", metavar="NAME=HOST:PORT,...", help="Agents to warm. [default: config members]")
-@click.option("--replicas", type=click.IntRange(1), help="Copies of each shard. [default: config replicas]")
-@click.option("--here", is_flag=True, help="This node's store alone, also inside an allocation.")
-@click.option("--local", type=click.IntRange(min=1), metavar="N", help="The N nodes of `deeplink run --local N`.")
-@click.option("--dry-run", is_flag=True, help="Only say what is where now.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; progress goes to standard error.")
-def command(
-    *,
-    dataset: str,
-    members: str | None,
-    replicas: int | None,
-    here: bool,
-    local: int | None,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+@where_and_replicas
+@flag("--dry-run", "Only say what is where now.")
+@json_and_progress
+def command(*, dataset: str, where: StoreOptions, dry_run: bool, as_json: bool) -> None:
     """Bring a dataset onto the nodes' SSDs, and verify it there.
 
     Prints, per node, what it holds of the dataset and has verified.
     """
-    import dataclasses
+    from deeplink.cache.catalog import Catalog
+    from deeplink.fs.library import resolved_version
+    from deeplink.ops.inventory import note_residency
 
-    from deeplink.cli.topology_site import site_of
-    from deeplink.config import load_config
-    from deeplink.pack_target import target
-    from deeplink.residency_summary import note_residency
-
-    given: dict[str, Any] = {"members": members, "replicas": replicas}
-    config = dataclasses.replace(
-        load_config(), **{key: value for key, value in given.items() if value is not None}
-    )
-    name, index = _opened(dataset, config)
-    with target(config, local=local or 0, here=here, site_of=site_of) as to:
+    config, place = where.config(), dataset_named(dataset)
+    catalog = Catalog(config.catalog)
+    index = catalog.open(place.name, resolved_version(catalog, place.name, place.version))
+    result = None
+    with where.target(config) as to:
         if dry_run:
-            result = None
             found = _looked_at(index, to)
         else:
-            with shown_progress() as progress:
-                result = _warmed(index, name, to, progress)
+            with ShownProgress("warming", "copies of shards") as progress:
+                result = _warmed(index, place.name, to, _shown_on(progress))
             found = result.residency
-    note_residency(config.catalog, name, index, found)
-    _say(name, index, found, result, as_json=as_json)
+    note_residency(config.catalog, place.name, index, found)
+    _say_warmed(place.name, index, found, result, as_json=as_json)
     if not dry_run and found.whole_shards < found.shards:
-        click.get_current_context().exit(1)
+        raise click.exceptions.Exit(1)
 
 
-def _opened(dataset: str, config: Config) -> tuple[str, Index]:
-    from deeplink.cache.catalog import Catalog
-    from deeplink.path import DatasetPath, resolved_version
-
-    if "/" in dataset.removeprefix("deeplink://").rstrip("/"):
-        raise click.UsageError(f"{dataset!r} is not NAME or NAME@VERSION")
-    place = DatasetPath.parse(dataset)
-    catalog = Catalog(config.catalog)
-    version = resolved_version(catalog, place.name, place.version)
-    return place.name, catalog.open(place.name, version)
+def _shown_on(progress: ShownProgress) -> Callable[[WarmProgress], None]:
+    return lambda now: progress.at(now.copies, now.total_copies, now.bytes, now.total_bytes)
 
 
 def _looked_at(index: Index, to: PackTarget) -> VersionResidency:
-    from deeplink.cache import ownership
-    from deeplink.cache.holding.residency import residency
-    from deeplink.cache.holding.warming import held_by
-    from deeplink.cache.membership import node_name
-    from deeplink.cache.store import Store
-    from deeplink.clock import SystemClock
+    from deeplink.cache.membership import node_name, standing
+    from deeplink.cache.replicate.residency import residency
+    from deeplink.cache.replicate.warming import held_by
+    from deeplink.cache.store.store import Store
 
     if to.members:
         stats = held_by(to.members, to.token, SystemClock())
-        return residency(index, stats, replicas=to.config.replicas, known=ownership.standing(to.members))
+        return residency(index, stats, replicas=to.config.replicas, known=standing(to.members))
     store = Store(to.config.store, make=False)
     held = {shard: store.is_verified(shard) for shard in store.ids()}
     return residency(index, {node_name(to.config): held}, replicas=1)
 
 
 def _warmed(index: Index, name: str, to: PackTarget, progress: Callable[[WarmProgress], None]) -> WarmResult:
-    from deeplink.cache.holding.warming import warm, warm_here
-    from deeplink.cache.sources.bucket import SourceCap, TokenBucket
-    from deeplink.clock import SystemClock
+    from deeplink.cache.replicate.warming import warm, warm_here
+    from deeplink.cache.source.cap import source_cap
 
     clock = SystemClock()
     if to.members:
         return warm(index, name, to.members, to.token, replicas=to.config.replicas, clock=clock, progress=progress)
-    cap = SourceCap(TokenBucket(to.config.source_bytes_per_s, to.config.source_requests_per_s), clock)
-    return warm_here(index, to.config, cap=cap, clock=clock, progress=progress)
+    return warm_here(index, to.config, cap=source_cap(to.config, clock), clock=clock, progress=progress)
 
 
-def _say(name: str, index: Index, found: VersionResidency, result: WarmResult | None, *, as_json: bool) -> None:
-    import dataclasses
-    import json
-
-    from deeplink.text import counted, sized
-
+def _say_warmed(
+    name: str, index: Index, found: VersionResidency, result: WarmResult | None, *, as_json: bool
+) -> None:
     if as_json:
         said: dict[str, Any] = {"name": name, "version": index.version, "percent": found.percent}
         said |= dataclasses.asdict(found)
         if result is not None:
             said |= {"brought": dict(result.brought), "problems": result.problems, "seconds": result.seconds}
-        click.echo(json.dumps(said))
+        print_json(said)
         return
-    click.echo(f"{name}@{index.version[:12]}: {counted(found.shards, 'shard')}, {sized(found.bytes)}")
+    dataset = f"{name}@{index.version[:12]}"
+    click.echo(f"{dataset}: {counted(found.shards, 'shard')}, {sized(found.bytes)}")
     click.echo(f"{'node':<16} {'to hold':>8} {'verified':>9} {'present':>8} {'bytes verified':>15}")
     for node in found.nodes:
-        if node.answered:
-            click.echo(
-                f"{node.node:<16} {node.owned:>8,} {node.verified:>9,} {node.present:>8,} "
-                f"{sized(node.verified_bytes):>15}"
-            )
-        else:
-            click.echo(f"{node.node:<16} does not answer")
+        counts = f"{node.owned:>8,} {node.verified:>9,} {node.present:>8,} {sized(node.verified_bytes):>15}"
+        click.echo(f"{node.node:<16} {counts if node.answered else 'does not answer'}")
     click.echo(
         f"cached and verified: {found.percent:.1f} %; {found.whole_shards:,} of {found.shards:,} shards "
         f"have {'their copy' if found.copies == 1 else f'all {found.copies} copies'}"
     )
-    if result is not None:
-        _say_brought(result, f"{name}@{index.version[:12]}", index.source)
-
-
-def _say_brought(result: WarmResult, dataset: str, source: str) -> None:
-    from deeplink.text import sized
-
-    found = result.residency
+    if result is None:
+        return
     whole = found.whole_shards == found.shards
-    came = ", ".join(f"{sized(size)} from {origin}" for origin, size in sorted(result.brought.items()))
-    click.echo(f"brought in {result.seconds:.1f} s: {came or ('nothing, all was here' if whole else 'nothing')}")
+    nothing = "nothing, all was here" if whole else "nothing"
+    click.echo(f"brought in {result.seconds:.1f} s: {_origins(result.brought) or nothing}")
     for problem in result.problems:
         click.echo(problem, err=True)
     if not whole:
         click.echo(
-            f"copies are missing: start the members, make the source ({source}) or the home reachable from them, "
-            f"and run `deeplink warm {dataset}` again",
+            f"copies are missing: start the members, make the source ({index.source}) or the home reachable from "
+            f"them, and run `deeplink warm {dataset}` again",
             err=True,
         )
 
 
-@contextmanager
-def shown_progress() -> Iterator[Callable[[WarmProgress], None]]:
-    """Give what shows progress on standard error: a bar on a terminal, a line every few seconds elsewhere."""
-    import sys
+def _origins(brought: Mapping[str, int]) -> str:
+    return ", ".join(f"{sized(size)} from {origin}" for origin, size in sorted(brought.items()))
 
-    from deeplink.clock import SystemClock
 
-    if not sys.stderr.isatty():
-        clock, every_s = SystemClock(), 5.0
-        last = clock.monotonic()
+@click.command("prefetch", epilog=_PREFETCH_EPILOG)
+@click.argument("words", nargs=-1, metavar="[JOB] [DATASET[@VERSION]]...")
+@option("--nodes LIST", "These nodes (n[0-3,7]) instead of a job's.")
+@option("--drain NODE", "Copy away what NODE alone holds.")
+@replicas_option
+@flag("--dry-run", "Only say who would bring what.")
+@json_and_progress
+def prefetch(
+    *,
+    words: tuple[str, ...],
+    nodes: str | None,
+    drain: str | None,
+    replicas: int | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Warm the SSDs of nodes before a job starts there, or empty one ahead of its drain."""
+    from deeplink.cache.replicate.warming import prefetch as bring
+    from deeplink.ops.pack_target import StandingAgents, chosen, moves_off, moves_to
 
-        def line(progress: WarmProgress) -> None:
-            nonlocal last
-            if clock.monotonic() - last >= every_s:
-                last = clock.monotonic()
-                click.echo(f"{progress.copies:,} of {progress.total_copies:,} copies of shards", err=True)
+    if drain is not None and nodes is not None:
+        raise click.UsageError("--nodes and --drain contradict each other")
+    config = load_config()
+    agents = StandingAgents.of(config)
+    if drain is not None:
+        found = moves_off(drain, words, agents, config)
+    else:
+        where, datasets = chosen(words, nodes, config)
+        found = moves_to(where, datasets, agents, config, replicas=replicas or config.replicas)
+    results: list[Prefetched] = []
+    for moves in [] if dry_run else found:
+        with ShownProgress("warming", "copies of shards") as progress:
+            results.append(bring(moves, agents.members, agents.token, progress=_shown_on(progress)))
+    for moves, done in itertools.zip_longest(found, results):
+        _say_moves(moves, done, as_json=as_json)
+    if not found and not as_json:
+        click.echo("nothing is to be moved: no dataset is known here")
+    missing = any(one.silent for one in found) or any(one.came < one.wanted for one in results)
+    if missing and not dry_run:
+        raise click.exceptions.Exit(1)
 
-        yield line
+
+def _say_moves(moves: Moves, done: Prefetched | None, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "name": moves.name,
+                "version": moves.index.version,
+                "copies": moves.copies,
+                "to_bring": {node: len(numbers) for node, numbers in moves.numbers.items()},
+                "bytes": moves.bytes,
+                "silent": list(moves.silent),
+                "brought": dict(done.brought) if done else {},
+                "came": done.came if done else 0,
+                "problems": list(done.problems) if done else [],
+            }
+        )
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("warming"),
-        BarColumn(),
-        TextColumn("{task.fields[copies]:,}/{task.fields[total_copies]:,} copies of shards"),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+    copies = "1 copy" if moves.copies == 1 else f"{moves.copies:,} copies"
+    click.echo(
+        f"{moves.name}@{moves.index.version[:12]}: {copies} to lie there, {moves.copies - moves.shards:,} do; "
+        f"to bring: {moves.shards:,} ({sized(moves.bytes)})"
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("warm", total=None, copies=0, total_copies=0)
+    for node, numbers in moves.numbers.items():
+        size = sum(moves.index.shards[number].bytes for number in numbers)
+        click.echo(f"  {node:<16} {counted(len(numbers), 'shard'):>12} {sized(size):>12}")
+    for node in moves.silent:
+        click.echo(f"  {node:<16} has no agent that answers: its share comes when the job starts there", err=True)
+    if done is not None:
+        click.echo(f"  brought {done.came:,} of {done.wanted:,}: {_origins(done.brought) or 'nothing'}")
+        for problem in done.problems:
+            click.echo(f"  {problem}", err=True)
 
-        def show(progress: WarmProgress) -> None:
-            bar.update(
-                task,
-                total=progress.total_bytes,
-                completed=progress.bytes,
-                copies=progress.copies,
-                total_copies=progress.total_copies,
-            )
 
-        yield show
+@click.command("evict", epilog=_EVICT_EPILOG)
+@click.argument("dataset", metavar="NAME[@VERSION]")
+@where_options
+@flag("--force", "Also what is shared, what a job needs, what cannot be had again.")
+@flag("--dry-run", "Only say what would become of each shard.")
+@json_option()
+def evict(*, dataset: str, where: StoreOptions, force: bool, dry_run: bool, as_json: bool) -> None:
+    """Drop a dataset's shards from the nodes' SSDs, as far as they can be had again.
+
+    Shards that a running job needs, or another dataset has, stay too.
+    """
+    from deeplink.cache.catalog import Catalog
+    from deeplink.ops.inventory import drop, note_dropped, outcome_of, shards_to_drop
+
+    config, place = where.config(), dataset_named(dataset)
+    catalog = Catalog(config.catalog)
+    shards, shared = shards_to_drop(catalog, place, force=force)
+    with where.target(config) as to:
+        found, problems = drop(shards, to.config, to.members, to.token, force=force, dry_run=dry_run)
+    if not dry_run:
+        note_dropped(catalog, place.name, found)
+    _say_evicted(found, problems, shared, dry_run=dry_run, as_json=as_json)
+    failed = any(outcome_of(shard) == "failed" for held in found.values() for shard in held)
+    if problems or failed:
+        raise click.exceptions.Exit(1)
+
+
+def _say_evicted(
+    found: Dropped, problems: Sequence[str], shared: Mapping[str, int], *, dry_run: bool, as_json: bool
+) -> None:
+    from deeplink.ops.inventory import outcome_of
+
+    if as_json:
+        words = {"gone": "would go"} if dry_run else {}
+        nodes: dict[str, list[dict[str, Any]]] = {node: [] for node in found}
+        for node, held in found.items():
+            for one in held:
+                if (outcome := outcome_of(one)) != "absent":
+                    facts = {"shard": one.id, "outcome": words.get(outcome, outcome)}
+                    nodes[node].append({**facts, "bytes": one.bytes, "problem": one.problem})
+        print_json({"dry_run": dry_run, "nodes": nodes, "shared": dict(shared), "problems": list(problems)})
+        return
+    for node, held in found.items():
+        gone = [one for one in held if outcome_of(one) == "gone"]
+        would = "would drop" if dry_run else "dropped"
+        click.echo(f"{node}: {would} {counted(len(gone), 'shard')}, {sized(sum(one.bytes for one in gone))}")
+        for why, count in sorted(Counter(one.problem for one in held if one.problem).items()):
+            click.echo(f"{node}: kept {counted(count, 'shard')}: {why}")
+    for other, count in shared.items():
+        click.echo(f"kept {counted(count, 'shard')} that {other} has too; --force drops what is shared")
+    for problem in problems:
+        click.echo(problem, err=True)

@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import signal
+import socket
+import threading
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 from typing_extensions import override
 
-from deeplink.ranges import FiniteRange
+from deeplink.cli.options import flag, integer, json_option, option, path_option, real, standing_secret
+from deeplink.cli.output import print_json, speaker
+from deeplink.core.clock import SystemClock
+from deeplink.core.config import load_config
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.private import private_folder
+from deeplink.rpc.daemon import ending_signals, notify_systemd
+from deeplink.scheduler.journal.journal import default_journal
+from deeplink.scheduler.watch.notify.channels import Channel, load_channels
+from deeplink.scheduler.watch.notify.delivery import NotSentError, sender, trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from deeplink.config import Config
-    from deeplink.scheduler.watch.daemon import Daemon
     from deeplink.scheduler.watch.service import WatchSettings
+    from deeplink.scheduler.watch.watchdog import Daemon
 
 DEFAULT_BIND = "127.0.0.1:7412"
 DAY_S, MINTED_DAYS = 86_400, 365
-ONCE_S = 6.0
-"""How long --once looks: as long as the slowest proof of a dead node takes, and a little."""
+ONCE_S = 6.0  # how long --once looks: as long as the slowest proof of a dead node takes, and a little
 ONCE_BUSY_S = 120.0
 SLICE_S = 0.25
 
 _EPILOG = """
 It acts only with --act: drains and downs nodes proved dead (needs an operator's rights in Slurm), requeues jobs
-with the bad nodes excluded. Without it says what it would do. It touches only jobs that beat to it (`deeplink run`
-does, when DEEPLINK_WATCH is set), and believes beats of a job's owner alone, whom MUNGE proves. It may be killed
-at any moment: started again, it finishes what it began. Of two with one journal, one leads and the other waits.
+with the bad nodes excluded. Without it says what it would do. It touches only jobs that send it heartbeats
+(`deeplink run` does, when DEEPLINK_WATCH is set), and believes those of a job's owner alone, as MUNGE proves. It
+may be killed at any moment: started again, it finishes what it began. Of two with one journal, one leads and the
+other waits.
 
 \b
 Examples:
@@ -36,7 +49,7 @@ Examples:
   deeplink watch --act --bind 0.0.0.0:7412 --token-file /etc/deeplink/watch.token
   deeplink watch --act --resume --metrics-bind 127.0.0.1:9412
   deeplink watch --once                                   look once, report, end
-  deeplink watch --notify-test                            try who is told of incidents
+  deeplink watch --notify-test                            send a test message to each channel
   deeplink watch --mint ada --token-file /etc/deeplink/watch.token    a token for ada, where there is no MUNGE
 """
 
@@ -60,65 +73,39 @@ class _User(click.ParamType[int]):
 
 
 @click.command("watch", epilog=_EPILOG)
-@click.option("--bind", metavar="HOST:PORT", default=DEFAULT_BIND, show_default=True, help="Where beats come in.")
-@click.option(
-    "--journal",
-    "journal_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="What is remembered. [default: watch.sqlite below config state]",
+@option("--bind HOST:PORT", "Where heartbeats come in.", default=DEFAULT_BIND)
+@path_option(
+    "--journal FILE", "What is remembered. [default: watch.sqlite below config state]", name="journal_file"
 )
-@click.option(
-    "--act/--observe", "act", default=False, help="Act, or only say what would be done. [default: observe]"
-)
-@click.option("--dry-run", is_flag=True, help="The same as --observe.")
-@click.option(
-    "--resume", is_flag=True, help="Take nodes that we drained back into service once they answer again."
-)
-@click.option(
+@option("--act/--observe", "Act, or only say what would be done. [default: observe]", name="act", default=False)
+@flag("--dry-run", "The same as --observe.")
+@flag("--resume", "Take nodes that we drained back into service once they answer again.")
+@option(
     "--act-on-switch/--no-act-on-switch",
+    "Give up the nodes that jobs have on a leaf that is wholly silent, in the leaf's name.",
     default=True,
-    show_default=True,
-    help="Give up the nodes that jobs have on a leaf that is wholly silent, in the leaf's name.",
 )
-@click.option(
-    "--interval",
-    type=FiniteRange(0.2, 60.0),
-    default=1.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds between two looks in calm.",
+@real("--interval S", "Seconds between two looks in calm.", 0.2, 60.0, default=1.0)
+@path_option(
+    "--token-file FILE",
+    "0600 file with the watchdog's secret, for it alone; made when it is not there. Needed beyond loopback.",
 )
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="0600 file with the watchdog's secret, for it alone; made when it is not there. Needed beyond loopback.",
-)
-@click.option(
-    "--agents",
+@option(
+    "--agents USER",
+    "Whose standing agents are believed, besides root's and this user's own; may be given again.",
     type=_User(),
     multiple=True,
-    metavar="USER",
-    help="Whose standing agents are believed, besides root's and this user's own; may be given again.",
 )
-@click.option(
-    "--mint",
+@option(
+    "--mint USER",
+    "Without MUNGE: print a token that proves to this watchdog that USER calls, and end.",
     type=_User(),
-    metavar="USER",
-    help="Without MUNGE: print a token that proves to this watchdog that USER calls, and end.",
 )
-@click.option(
-    "--days",
-    type=click.IntRange(1, 3650),
-    default=MINTED_DAYS,
-    show_default=True,
-    help="How long the token of --mint is good for.",
-)
-@click.option("--metrics-bind", metavar="HOST:PORT", default="", help="Serve Prometheus metrics over HTTP there.")
-@click.option("--notify-test", is_flag=True, help="Send a test message to each channel of `notify_file`, end.")
-@click.option("--once", is_flag=True, help="Look for some seconds, do what is to be done, end.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line instead of sentences.")
+@integer("--days", "How long the token of --mint is good for.", 1, 3650, default=MINTED_DAYS)
+@option("--metrics-bind HOST:PORT", "Serve Prometheus metrics over HTTP there.", default="")
+@flag("--notify-test", "Send a test message to each channel of `notify_file`, end.")
+@flag("--once", "Look for some seconds, do what is to be done, end.")
+@json_option("One JSON object per line instead of sentences.")
 def command(  # noqa: PLR0913 - one parameter for each option
     *,
     bind: str,
@@ -138,23 +125,16 @@ def command(  # noqa: PLR0913 - one parameter for each option
     as_json: bool,
 ) -> None:
     """Watch jobs from outside and restart those that lost a node, until SIGTERM."""
-    import time
-
-    from deeplink.cli.watch_notifying import channels_of, try_channels
-    from deeplink.clock import SystemClock
-    from deeplink.config import load_config
-    from deeplink.private import private_folder
-    from deeplink.scheduler.watch.evidence import WatchPolicy
-    from deeplink.scheduler.watch.identity import Caller, TokenMint
-    from deeplink.scheduler.watch.journal import default_journal
+    from deeplink.scheduler.recovery.evidence import WatchPolicy
+    from deeplink.scheduler.watch.server import Caller, TokenMint
     from deeplink.scheduler.watch.service import WatchSettings
 
     config = load_config()
-    channels = channels_of(config.notify_file)
+    channels = load_channels(config.notify_file) if config.notify_file else ()
     if notify_test:
-        try_channels(channels, as_json=as_json)
+        _try_channels(channels, as_json=as_json)
         return
-    secret = _secret(bind, token_file, config.state)
+    secret, _ = standing_secret(bind, token_file, config.state / "watch.token")
     if mint is not None:
         until = SystemClock().unix() + days * DAY_S
         click.echo(TokenMint(secret).token(Caller(uid=mint), until))
@@ -172,100 +152,66 @@ def command(  # noqa: PLR0913 - one parameter for each option
         interval_s=interval,
         metrics_bind=metrics_bind,
         channels=channels,
-        **(_help(config) if act and not dry_run else {}),
     )
-    stop = _Stop()
-    _lead(settings, _speaker(as_json=as_json), stop, once=once)
+    if settings.act:
+        from deeplink.ops.waiting_jobs import requeue_hints, resubmitter
 
-
-def _help(config: Config) -> dict[str, Any]:
-    from deeplink.cli.watch_wishing import heirs_of, wishes_of
-
-    return {"wishes": wishes_of(config), "heirs": heirs_of(config)}
-
-
-def _secret(bind: str, path: Path | None, state: Path) -> str:
-    from deeplink.daemon import is_loopback, split_bind, standing_token
-
-    if path is None and not is_loopback(split_bind(bind)[0]):
-        raise click.UsageError(
-            f"others can reach {bind}: give --token-file FILE, where the watchdog's secret is kept"
-        )
-    return standing_token(path, state / "watch.token")[0]
-
-
-def _speaker(*, as_json: bool) -> Callable[[str], None]:
-    import json
-    import time
-
-    from deeplink.text import printable
-
-    def say(line: str) -> None:
-        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        click.echo(json.dumps({"time": now, "said": line}) if as_json else f"{now} {printable(line)}")
-
-    return say
+        settings = replace(settings, hints=requeue_hints(config), resubmitter=resubmitter(config))
+    _lead(settings, speaker(as_json=as_json), _Stop(), once=once)
 
 
 class _Stop:
-    """Becomes true at SIGTERM, SIGINT or SIGHUP; `alarm`, set when a beat is news, wakes whoever waits."""
+    """Becomes true at SIGTERM, SIGINT or SIGHUP; `alarm`, set when a heartbeat is news, ends a wait."""
 
     def __init__(self) -> None:
-        import signal
-        import threading
-
-        from deeplink.daemon import ending_signals
-
         self.alarm = threading.Event()
-        self.told = False
+        self.due = False
         for number in ending_signals(signal.SIGHUP):
-            signal.signal(number, self._tell)
+            signal.signal(number, self._set)
 
-    def _tell(self, *_: object) -> None:
-        self.told = True  # and nothing more: setting an Event here could wait for ourselves
+    def _set(self, *_: object) -> None:
+        self.due = True  # and nothing more: setting an Event here could wait for ourselves
 
     def wait(self, seconds: float) -> bool:
         """Wait so long, or until there is news; return whether it is time to stop."""
         left = seconds
-        while left > 0 and not self.told and not self.alarm.wait(min(left, SLICE_S)):
+        while left > 0 and not self.due and not self.alarm.wait(min(left, SLICE_S)):
             left -= SLICE_S
         self.alarm.clear()
-        return self.told
+        return self.due
 
 
 def _lead(settings: WatchSettings, say: Callable[[str], None], stop: _Stop, *, once: bool) -> None:
     """Watch as soon as no other watchdog leads with this journal."""
-    from deeplink.daemon import notify_systemd
-    from deeplink.scheduler.watch.leader_lock import LeaderError
+    from deeplink.scheduler.watch.watchdog import LeaderError
 
-    told = False
-    while not stop.told:
+    waiting = False
+    while not stop.due:
         try:
             _watch(settings, say, stop, once=once)
         except LeaderError as taken:
             if once:
                 raise
-            if not told:
+            if not waiting:
                 say(f"waiting: {taken}")
                 notify_systemd("READY=1\nSTATUS=waiting for the place of the watchdog that leads")
-            told = True
+            waiting = True
             stop.wait(1.0)
         else:
             return
 
 
 def _watch(settings: WatchSettings, say: Callable[[str], None], stop: _Stop, *, once: bool) -> None:
-    from deeplink.daemon import notify_systemd
     from deeplink.scheduler.watch.service import watching
 
     with watching(settings, say, stop.alarm) as (daemon, port):
         host = settings.bind.rpartition(":")[0]
         mode = "acting" if settings.act else "observing only (--act to act)"
-        say(f"watching: beats at {host}:{port}, journal {settings.journal}, {mode}")
+        say(f"watching: heartbeats at {host}:{port}, journal {settings.journal}, {mode}")
         notify_systemd(f"READY=1\nSTATUS={mode}")
         if once:
             # Who looks once is no watchdog that could be missed, and waits for no journal.
-            daemon.lead, daemon.patient = None, False
+            daemon.lock, daemon.patient = None, False
         daemon.run(_until(daemon, stop, once=once))
         notify_systemd("STOPPING=1")
     say("stopped")
@@ -281,3 +227,30 @@ def _until(daemon: Daemon, stop: _Stop, *, once: bool) -> Callable[[float], bool
         return once and (looked >= ONCE_BUSY_S or (looked >= ONCE_S and not daemon.busy))
 
     return pause
+
+
+def _try_channels(channels: tuple[Channel, ...], *, as_json: bool) -> None:
+    """Send one message to each channel and say what came of it; exit 1 if one did not take it."""
+    if not channels:
+        raise DeepLinkError(
+            "no notifications are configured",
+            remedy="`notify_file` of the configuration, or DEEPLINK_NOTIFY_FILE, names a file: docs/incidents.md.",
+            exit_code=2,
+        )
+    message = trial(socket.gethostname(), time.time())
+    failed = False
+    for channel in channels:
+        began = time.monotonic()
+        problem = ""
+        try:
+            sender(channel)(message)
+        except NotSentError as refused:
+            problem, failed = refused.problem, True
+        took = time.monotonic() - began
+        if as_json:
+            facts = {"channel": channel.name, "taken": not problem, "problem": problem}
+            print_json({**facts, "seconds": round(took, 3)})
+        else:
+            click.echo(f"{channel.name}: {f'not taken: {problem}' if problem else 'taken'} ({took:.1f} s)")
+    if failed:
+        raise click.exceptions.Exit(1)

@@ -1,1 +1,4 @@
-"""The operator health console."""
+"""The operator health console.
+
+Other packages import: `app`, `collect`, `serve`, `snapshot`.
+"""

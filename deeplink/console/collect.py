@@ -3,36 +3,102 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from deeplink.clock import Clock, SystemClock
-from deeplink.console.readings import FactSource, JournalFacts, Readings, SlurmFacts, SourceState
-from deeplink.errors import DeepLinkError
-from deeplink.metrics import CONSOLE_QUERIES, CONSOLE_QUERY_SECONDS, CONSOLE_READ, CONSOLE_UP
+from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.metrics import CONSOLE_QUERIES, CONSOLE_QUERY_SECONDS, CONSOLE_READ, CONSOLE_UP
+from deeplink.scheduler.journal.incident_json import whole_document
+from deeplink.scheduler.journal.journal import Journal, JournalMissingError
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.client import Slurm
-from deeplink.scheduler.watch.incident_json import whole_document
-from deeplink.scheduler.watch.journal import Journal, JournalMissingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from deeplink.scheduler.watch.records import JobRecord, ProgressPoint
+    from deeplink.scheduler.recovery.records import Incident, JobRecord, NodeRecord, ProgressPoint
+    from deeplink.scheduler.slurm.parse import JobRow, NodeRow, SwitchRow
 
-QUERY_S = 5.0
-"""Slurm's own clients wait 9 s for a dead controller; the page wants to know sooner."""
-SLOW_PERIOD_S = 60.0
-"""The switch tree and the cluster's name change with slurm.conf only."""
+QUERY_S = 5.0  # Slurm's own clients wait 9 s for a dead controller; the page wants to know sooner
+SLOW_PERIOD_S = 60.0  # the switch tree and the cluster's name change with slurm.conf only
 MOST_CURVES = 50
 MOST_INCIDENTS = 200
 MOST_WATCHED = 200
 
 
+class SourceState(Enum):
+    """State of a source of facts."""
+
+    OK = "ok"
+    FAILING = "failing"  # the last question was not answered; older facts may still be shown, with their age
+    WAITING = "waiting"  # not answered yet
+    OFF = "off"  # it is not asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactSource:
+    """A source of facts."""
+
+    name: str
+    title: str  # on the page; sources with one title are shown as one
+    state: SourceState
+    period_s: float  # how often it is asked
+    at_unix: float = 0.0  # when it last answered; 0: never
+    problem: str = ""
+    remedy: str = ""
+
+    def answered(self, unix: float) -> FactSource:
+        """Return it after a good answer."""
+        return replace(self, state=SourceState.OK, at_unix=unix, problem="", remedy="")
+
+    def failed(self, problem: DeepLinkError) -> FactSource:
+        """Return it after a question that was not answered."""
+        said = str(problem).strip().splitlines()
+        # Slurm's commands end with what was fatal; the lines before are its way there.
+        return replace(self, state=SourceState.FAILING, problem=said[-1] if said else "", remedy=problem.remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmFacts:
+    """Slurm's last answers, each kind from its own last good one."""
+
+    cluster: str = ""
+    nodes: tuple[NodeRow, ...] = ()
+    jobs: tuple[JobRow, ...] = ()
+    switches: tuple[SwitchRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalFacts:
+    """Contents of the journal: the newest jobs and incidents, and per job the reports of its rank 0."""
+
+    jobs: tuple[JobRecord, ...] = ()
+    curves: Mapping[int, tuple[ProgressPoint, ...]] = field(default_factory=dict)
+    nodes: tuple[NodeRecord, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """Everything a snapshot is made from."""
+
+    unix: float
+    interval_s: float
+    sources: tuple[FactSource, ...]
+    slurm: SlurmFacts = SlurmFacts()
+    journal: JournalFacts = field(default_factory=JournalFacts)
+
+    def source(self, name: str) -> FactSource:
+        """Return one source."""
+        return {source.name: source for source in self.sources}[name]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSettings:
-    """What to read, and how often."""
+    """Sources to read, and how often."""
 
     journal: Path
     interval_s: float = 2.0
@@ -45,7 +111,7 @@ def bounded_run(argv: Sequence[str], /, *, timeout_s: float = QUERY_S) -> str:
 
 
 class SlurmReader:
-    """What Slurm last said, kind by kind. `refresh` may take as long as Slurm does; `facts` never waits for it."""
+    """Asks Slurm, kind by kind. `refresh` may take as long as Slurm does; `facts` never waits for it."""
 
     def __init__(self, settings: ConsoleSettings, clock: Clock, slurm: Slurm) -> None:
         self._clock, self._slurm = clock, slurm
@@ -85,12 +151,9 @@ class SlurmReader:
         try:
             answer = question()
         except DeepLinkError as problem:
-            source = _failed(self._sources[kind], problem)
-            answer = {}
+            source, answer = self._sources[kind].failed(problem), {}
         else:
-            source = replace(
-                self._sources[kind], state=SourceState.OK, at_unix=self._clock.unix(), problem="", remedy=""
-            )
+            source = self._sources[kind].answered(self._clock.unix())
         with self._lock:
             self._facts = replace(self._facts, **answer)  # type: ignore[arg-type]
             self._sources[kind] = source
@@ -124,15 +187,11 @@ class JournalReader:
             self._facts = self._read()
         except DeepLinkError as problem:
             self.close()
-            self._source = _failed(self._source, problem)
-            if isinstance(problem, JournalMissingError) and not self._source.at_unix:
-                self._source = replace(
-                    self._source, state=SourceState.WAITING
-                )  # nothing was ever watched: no fault
+            self._source = self._source.failed(problem)
+            if isinstance(problem, JournalMissingError) and not self._source.at_unix:  # nothing was ever watched
+                self._source = replace(self._source, state=SourceState.WAITING)
         else:
-            self._source = replace(
-                self._source, state=SourceState.OK, at_unix=self._clock.unix(), problem="", remedy=""
-            )
+            self._source = self._source.answered(self._clock.unix())
         count(self._source, self._clock.monotonic() - began)
         return self._facts, self._source
 
@@ -164,7 +223,7 @@ class JournalReader:
         except OSError:
             file = 0
         if self._journal is not None and file != self._file:
-            self.close()  # moved aside, or made anew
+            self.close()  # moved aside, or made again
         if self._journal is None:
             self._journal, self._file = Journal(self._path, read_only=True), file
         return self._journal
@@ -176,12 +235,6 @@ class JournalReader:
             known = (print_, journal.points(record.job))
             self._curves[record.job] = known
         return known[1]
-
-
-def _failed(source: FactSource, problem: DeepLinkError) -> FactSource:
-    said = str(problem).strip().splitlines()
-    # Slurm's commands end with what was fatal; the lines before are its way there.
-    return replace(source, state=SourceState.FAILING, problem=said[-1] if said else "", remedy=problem.remedy)
 
 
 def count(source: FactSource, seconds: float) -> None:
@@ -222,11 +275,7 @@ class Collector:
         )
 
     def incident(self, name: str) -> dict[str, Any] | None:
-        """Return all that is on record of the incident of this number or id, or None; from any thread.
-
-        Raises:
-            JournalError: the journal cannot be read.
-        """
+        """Return all that is on record of the incident of this number or id, or None; from any thread."""
         # A connection of its own: it is asked for seldom, and must not wait for, nor hold up, what the page shows.
         with Journal(self.settings.journal, read_only=True) as journal:
             hit = journal.incident(name)

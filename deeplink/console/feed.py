@@ -12,19 +12,70 @@ import secrets
 from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
-
-from deeplink.console.delta import change
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from deeplink.console.delta import Document
+Document = dict[str, Any]
 
-SHELF = 32
-"""Changes kept for browsers that lag or come back; at the default interval a minute."""
+SHELF = 32  # changes kept for browsers that lag or come back; at the default interval a minute
 MOST_CLIENTS = 128
 HEARTBEAT_S = 10.0
+TABLES = ("switches", "nodes", "jobs", "incidents", "sources")
+META = ("unix", "cluster", "interval_s", "headline", "jobs_known")
+
+
+def change(old: Document, new: Document) -> Document:
+    """Return what turns `old` into `new`: changed fields of changed things, keys of things gone, new curve points.
+
+    >>> before = {"seq": 1, "unix": 5.0, "nodes": {"n0": {"state": "idle", "gpus": 2}}}
+    >>> after = {"seq": 2, "unix": 6.0, "nodes": {"n0": {"state": "down", "gpus": 2}}}
+    >>> change(before, after)["set"]
+    {'nodes': {'n0': {'state': 'down'}}}
+    """
+    set_: Document = {}
+    gone: Document = {}
+    for table in TABLES:
+        had, has = old.get(table, {}), new.get(table, {})
+        changed = {key: fields for key, row in has.items() if (fields := _fields(had.get(key, {}), row))}
+        left = [key for key in had if key not in has]
+        if changed:
+            set_[table] = changed
+        if left:
+            gone[table] = left
+    return {
+        "after": old["seq"],
+        "meta": {"seq": new["seq"], **_fields(_meta(old), _meta(new))},
+        "set": set_,
+        "gone": gone,
+        "curves": _curves(old.get("curves", {}), new.get("curves", {})),
+        "curves_gone": [job for job in old.get("curves", {}) if job not in new.get("curves", {})],
+    }
+
+
+def _meta(document: Document) -> Document:
+    return {key: document[key] for key in META if key in document}
+
+
+def _fields(old: Document, new: Document) -> Document:
+    return {key: value for key, value in new.items() if key not in old or old[key] != value}
+
+
+def _curves(old: Document, new: Document) -> Document:
+    changes = {}
+    for job, curve in new.items():
+        had = old.get(job)
+        if had == curve:
+            continue
+        points = curve["points"]
+        before = had["points"] if had and had["metric"] == curve["metric"] else []
+        keep = next(
+            (at for at, (a, b) in enumerate(zip(before, points, strict=False)) if a != b),
+            min(len(before), len(points)),
+        )
+        changes[job] = {"metric": curve["metric"], "keep": keep, "points": points[keep:]}
+    return changes
 
 
 def encode(value: object) -> bytes:

@@ -5,27 +5,114 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-from deeplink.console.curve import CurvePoint, drawn, rate, repeated, thin
 from deeplink.console.nodes import NodeRole
+from deeplink.core import process_metrics
+from deeplink.scheduler.jobs.reasons import release_of
+from deeplink.scheduler.recovery.records import Phase
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.view.reasons import release_of
-from deeplink.scheduler.watch.records import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from deeplink.console.readings import Readings
+    from deeplink.console.collect import Readings
+    from deeplink.core.types import Attempt
+    from deeplink.scheduler.recovery.records import AttemptRecord, JobRecord, ProgressPoint
     from deeplink.scheduler.slurm.parse import JobRow
-    from deeplink.scheduler.watch.records import AttemptRecord, JobRecord
-    from deeplink.types import Attempt
 
+MOST_POINTS = 600
+_RATE_POINTS = 32
 FRESH_S = 15.0
-"""A launcher beats once a second; after so long without a beat its word about the phase is no longer taken."""
-MOST_JOBS = 200
-"""Jobs on the page; what the others do on which node is shown all the same."""
+"""A launcher sends a heartbeat each second; after so long without one its report of the phase does not count."""
+MOST_JOBS = 200  # jobs on the page; what the others do on which node is shown all the same
 _HUES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One report, reduced to the metric that is drawn."""
+
+    attempt: Attempt
+    step: int
+    unix: float
+    value: float
+
+
+CurvePoint = tuple[int, float | None, int]
+"""Step, value (None: not a number, or infinite), index of the attempt."""
+
+
+def drawn(reports: Sequence[ProgressPoint]) -> tuple[str, tuple[Point, ...]]:
+    """Return the metric that is drawn (`loss`, else the first by name), and rank 0's points of it."""
+    named = {name for report in reports for name in report.metrics if not name.startswith(process_metrics.PREFIX)}
+    metric = "loss" if "loss" in named or not named else min(named)
+    return metric, tuple(
+        Point(report.attempt, report.step, report.unix, report.metrics[metric])
+        for report in reports
+        if report.rank == 0 and metric in report.metrics
+    )
+
+
+def thin(points: Sequence[Point], order: Sequence[object]) -> tuple[CurvePoint, ...]:
+    """Return at most about `MOST_POINTS` of the points: of each stretch the least and the greatest, never an end.
+
+    The stretch is a power of two, so that more points leave what was drawn as it is until it doubles.
+    """
+    stretch = 1
+    while 2 * len(points) / stretch > MOST_POINTS and stretch < len(points):
+        stretch *= 2
+    index = {attempt: number for number, attempt in enumerate(order)}
+    kept: list[CurvePoint] = []
+    for attempt, run in groupby(points, key=lambda point: point.attempt):
+        if attempt in index:
+            kept.extend(_thin_run(list(run), stretch, index[attempt]))
+    return tuple(kept)
+
+
+def _thin_run(run: list[Point], stretch: int, attempt: int) -> list[CurvePoint]:
+    chosen: dict[int, None] = {0: None}
+    for start in range(0, len(run), stretch):
+        window = range(start, min(start + stretch, len(run)))
+        strange = [at for at in window if not math.isfinite(run[at].value)]
+        finite = [at for at in window if math.isfinite(run[at].value)]
+        if finite:
+            chosen[min(finite, key=lambda at: run[at].value)] = None
+            chosen[max(finite, key=lambda at: run[at].value)] = None
+        if strange:
+            chosen[strange[0]] = None
+    chosen[len(run) - 1] = None
+    return [(run[at].step, _finite(run[at].value), attempt) for at in sorted(chosen)]
+
+
+def _finite(value: float) -> float | None:
+    # Six digits are more than a screen shows, and half the bytes.
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def rate(points: Sequence[Point]) -> float | None:
+    """Return steps per second over the newest reports of the newest attempt; None without two of them."""
+    if not points:
+        return None
+    newest = points[-1].attempt
+    recent = [point for point in points[-_RATE_POINTS:] if point.attempt == newest]
+    seconds = recent[-1].unix - recent[0].unix
+    steps = recent[-1].step - recent[0].step
+    return steps / seconds if seconds > 0 and steps > 0 else None
+
+
+def repeated(spans: Sequence[tuple[int, int]]) -> int:
+    """Count the steps that were run again.
+
+    >>> repeated([(0, 240), (201, 300)])
+    40
+    """
+    total, reached = 0, -1
+    for first, last in spans:
+        total += max(0, min(reached, last) - first + 1)
+        reached = max(reached, last)
+    return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,47 +129,36 @@ class AttemptView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job. None and the empty text mean that nobody said.
-
-    Attributes:
-        label: what people call it, `12_3` for a task of an array.
-        remedy: the command that helps, where it is held; else empty.
-        watched: whether its launcher reports to the watchdog.
-        phase: the launcher's word; empty where there is none, or none that is fresh.
-        slurm_state: Slurm's word.
-        loss: the last value of the metric; the text `NaN` or `inf` where it is no finite number.
-        rate: steps per second.
-        hue: which of the page's colours it has (0: none).
-    """
+    """A job. None and the empty text mean that it is not known."""
 
     id: int
-    label: str
+    label: str  # `12_3` for a task of an array
     name: str
     user: str
-    remedy: str
-    watched: bool
-    phase: str
+    remedy: str  # the command that helps, where it is held
+    watched: bool  # whether its launcher reports to the watchdog
+    phase: str = ""  # as its launcher reports; empty also where that is old
     slurm_state: str
     pending_reason: str
-    detail: str
-    attempt: str
-    attempts: tuple[AttemptView, ...]
+    detail: str = ""
+    attempt: str = ""
+    attempts: tuple[AttemptView, ...] = ()
     nodes: tuple[str, ...]
-    spares: tuple[str, ...]
-    world_size: int | None
-    ring: int | None
-    ring_stock: int | None
-    step: int | None
-    loss: float | str | None
-    rate: float | None
-    repeated_steps: int
-    heard_unix: float
-    hue: int
+    spares: tuple[str, ...] = ()
+    world_size: int | None = None
+    ring: int | None = None
+    ring_stock: int | None = None
+    step: int | None = None
+    loss: float | str | None = None  # a text where it is no finite number
+    rate: float | None = None  # steps per second
+    repeated_steps: int = 0
+    heard_unix: float = 0.0
+    hue: int  # which of the page's colours; 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class CurveView:
-    """What is drawn for a job."""
+    """The curve of a job."""
 
     metric: str
     points: tuple[CurvePoint, ...]
@@ -90,7 +166,7 @@ class CurveView:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A job and its curve (None: it reports to nobody)."""
+    """A job and its curve (None: it sends no reports)."""
 
     view: JobView
     curve: CurveView | None
@@ -108,11 +184,11 @@ def job_views(readings: Readings) -> tuple[Drawn, ...]:
         for row in rows.values()
         if row.id not in have and not row.state.final
     ]
-    return tuple(sorted([*watched, *others], key=lambda made: _weight(made.view), reverse=True))
+    return tuple(sorted([*watched, *others], key=_weight, reverse=True))
 
 
-def _weight(job: JobView) -> tuple[bool, bool, int]:
-    return job.watched, job.slurm_state == JobState.RUNNING.value, job.id
+def _weight(made: Drawn) -> tuple[bool, bool, int]:
+    return made.view.watched, made.view.slurm_state == JobState.RUNNING.value, made.view.id
 
 
 def _watched(record: JobRecord, row: JobRow | None, readings: Readings) -> Drawn:
@@ -144,7 +220,7 @@ def _watched(record: JobRecord, row: JobRow | None, readings: Readings) -> Drawn
         world_size=newest.world_size or None,
         ring=newest.ring_crossings if newest.nodes else None,
         ring_stock=newest.ring_crossings_stock if newest.nodes else None,
-        step=newest.last_step if newest.last_step is not None else _last_step(record.attempts),
+        step=next((each.last_step for each in reversed(record.attempts) if each.last_step is not None), None),
         loss=_number(points[-1].value) if points else None,
         rate=None if over else rate(points),
         repeated_steps=repeated(spans),
@@ -155,7 +231,7 @@ def _watched(record: JobRecord, row: JobRow | None, readings: Readings) -> Drawn
 
 
 def _lost(newest: AttemptRecord, row: JobRow | None, readings: Readings) -> bool:
-    """Whether the launcher's last word no longer counts.
+    """Tell whether the launcher's last report no longer counts.
 
     It fell silent, Slurm knows of the job's end, or of its return to the queue: then its run ended, not the job.
     """
@@ -164,11 +240,6 @@ def _lost(newest: AttemptRecord, row: JobRow | None, readings: Readings) -> bool
     if row is not None and row.state.final:
         return True
     return readings.unix - newest.beat_unix > FRESH_S
-
-
-def _last_step(attempts: Sequence[AttemptRecord]) -> int | None:
-    steps = [each.last_step for each in attempts if each.last_step is not None]
-    return steps[-1] if steps else None
 
 
 def _called(attempt: Attempt, record: JobRecord) -> str:
@@ -194,30 +265,16 @@ def _unwatched(row: JobRow, tasks: int) -> JobView:
         name=row.name,
         user=row.user,
         watched=False,
-        phase="",
         slurm_state=row.state.value,
         pending_reason=row.reason,
-        detail="",
-        attempt="",
-        attempts=(),
         nodes=row.nodes,
-        spares=(),
-        world_size=None,
-        ring=None,
-        ring_stock=None,
-        step=None,
-        loss=None,
-        rate=None,
-        repeated_steps=0,
-        heard_unix=0.0,
         hue=1 + row.id % _HUES if row.state is JobState.RUNNING else 0,
     )
 
 
 def _number(value: float) -> float | str:
-    if math.isnan(value):
-        return "NaN"
-    return float(f"{value:.6g}") if math.isfinite(value) else ("inf" if value > 0 else "-inf")
+    finite = _finite(value)
+    return finite if finite is not None else "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
 def seats(jobs: Iterable[Drawn]) -> dict[str, NodeRole]:

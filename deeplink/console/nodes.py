@@ -7,25 +7,24 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from deeplink.core.finding import Severity
+from deeplink.scheduler.jobs.reasons import help_for, in_short
 from deeplink.scheduler.slurm.states import NodeFlag, NodeState
-from deeplink.scheduler.view.reasons import help_for, in_short
-from deeplink.scheduler.watch.records import HealthSeverity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from deeplink.console.readings import Readings
+    from deeplink.console.collect import Readings
+    from deeplink.scheduler.recovery.records import NodeRecord
     from deeplink.scheduler.slurm.parse import NodeRow, SwitchRow
-    from deeplink.scheduler.watch.records import NodeRecord
 
 SILENT_S = 5.0
 """A node of a running job whose agent has been silent for so long, by its launcher, is shown as not answering."""
-OUTSIDE = "?"
-"""Key of what stands for the switch of nodes that no switch is known for."""
+OUTSIDE = "?"  # key of what stands for the switch of nodes that no switch is known for
 
 
 class ShownHealth(Enum):
-    """How a node is, in the words of the page."""
+    """Health of a node, in the words of the page."""
 
     BUSY = "busy"
     IDLE = "idle"
@@ -55,13 +54,7 @@ class SwitchView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node. None and the empty text mean that nobody said.
-
-    Attributes:
-        findings: what its own checks find wrong, as it was last heard.
-        unfit: whether one of them asks for a comment or a drain.
-        remedy: the command that helps it; empty where nothing is wrong, or somebody else took it out of service.
-    """
+    """A node. None and the empty text mean that it is not known."""
 
     name: str
     order: int
@@ -78,14 +71,14 @@ class NodeView:
     verified_bytes: int | None
     free_bytes: int | None
     heard_unix: float
-    findings: tuple[str, ...]
-    unfit: bool
-    remedy: str
+    findings: tuple[str, ...]  # of its own checks, as it last reported
+    unfit: bool  # whether one of them asks for a comment or a drain
+    remedy: str  # empty also where somebody else took it out of service
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRole:
-    """What a node does in a job: the ranks it carries (none: a spare, or a job that does not say)."""
+    """Role of a node in a job: the ranks it carries (none: a spare, or a job that does not say)."""
 
     job: int
     ranks: tuple[int, ...] = ()
@@ -93,6 +86,7 @@ class NodeRole:
     watched: bool = False
 
 
+_BROKEN = {NodeFlag.INVALID_REG, NodeFlag.FAIL}
 _AWAY = {
     NodeFlag.MAINTENANCE,
     NodeFlag.RESERVED,
@@ -109,10 +103,7 @@ _AWAY = {
 def slurm_health(row: NodeRow) -> ShownHealth:
     """Return how Slurm sees a node; the worst it says counts."""
     used = row.state in {NodeState.ALLOCATED, NodeState.MIXED} or NodeFlag.COMPLETING in row.flags
-    if row.state in {NodeState.DOWN, NodeState.ERROR, NodeState.INVALID} or row.flags & {
-        NodeFlag.INVALID_REG,
-        NodeFlag.FAIL,
-    }:
+    if row.state in {NodeState.DOWN, NodeState.ERROR, NodeState.INVALID} or row.flags & _BROKEN:
         return ShownHealth.DOWN
     if not row.responding:
         return ShownHealth.SILENT
@@ -133,31 +124,25 @@ def node_views(
     agents = {str(record.name): record for record in readings.journal.nodes}
     leaf_of = _leaves(readings)
     known = {switch.name for switch in switches}
-    names = sorted({*rows, *agents, *seats}, key=natural)
-    return tuple(
-        _view(
-            order,
-            name,
-            (rows.get(name), agents.get(name), seats.get(name)),
-            switch=leaf if (leaf := leaf_of.get(name, OUTSIDE)) in known else OUTSIDE,
-        )
-        for order, name in enumerate(names)
-    )
+    views = []
+    for order, name in enumerate(sorted({*rows, *agents, *seats}, key=natural)):
+        leaf = leaf_of.get(name, OUTSIDE)
+        switch = leaf if leaf in known else OUTSIDE
+        views.append(_view(order, name, switch, rows.get(name), agents.get(name), seats.get(name)))
+    return tuple(views)
 
 
-_Known = tuple["NodeRow | None", "NodeRecord | None", "NodeRole | None"]
-
-
-def _view(order: int, name: str, known: _Known, *, switch: str) -> NodeView:
-    row, agent, seat = known
+def _view(  # noqa: PLR0917 - each source of facts
+    order: int, name: str, switch: str, row: NodeRow | None, agent: NodeRecord | None, seat: NodeRole | None
+) -> NodeView:
     health, reason = _health(row, agent, seat)
-    found = [one for one in agent.health if one.severity is not HealthSeverity.UNKNOWN] if agent else []
+    found = [one for one in agent.health if one.severity is not Severity.UNKNOWN] if agent else []
     return NodeView(
         name=name,
         order=order,
         switch=switch,
         health=health,
-        state=_words(row) if row else "",
+        state="+".join([row.state.value, *sorted(flag.value for flag in row.flags)]).lower() if row else "",
         reason=reason,
         gpus=row.gpus if row else None,
         job=seat.job if seat else None,
@@ -169,7 +154,7 @@ def _view(order: int, name: str, known: _Known, *, switch: str) -> NodeView:
         free_bytes=agent.free_bytes if agent else None,
         heard_unix=round(agent.seen_unix, 1) if agent else 0.0,
         findings=tuple(in_short(one) for one in found),
-        unfit=any(one.severity in {HealthSeverity.COMMENT, HealthSeverity.DRAIN} for one in found),
+        unfit=any(one.severity in {Severity.WARNING, Severity.ERROR} for one in found),
         remedy=help_for(name, row, found),
     )
 
@@ -185,10 +170,6 @@ def _health(row: NodeRow | None, agent: NodeRecord | None, seat: NodeRole | None
     if health in {ShownHealth.BUSY, ShownHealth.UNKNOWN, ShownHealth.IDLE}:
         return ShownHealth.SILENT, reason or f"agent silent for {agent.silent_s:.0f} s"
     return health, reason
-
-
-def _words(row: NodeRow) -> str:
-    return "+".join([row.state.value, *sorted(flag.value for flag in row.flags)]).lower()
 
 
 def natural(name: str) -> list[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""From an address to a server: bind (loopback, or with a token), serve, leave within a second when told."""
+"""The running console: two threads that collect, and one event loop that serves and ends within a second."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import socket
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,33 +16,41 @@ import uvicorn
 from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from deeplink.admission import Admission, ConnectionBounds
-from deeplink.bind_errors import refused
-from deeplink.clock import Clock, SystemClock
-from deeplink.console.errors import BindFormatError, BindRefusedError
-from deeplink.daemon import ending_signals
+from deeplink.console.app import build_app
+from deeplink.console.feed import Feed
+from deeplink.console.nodes import ShownHealth
+from deeplink.console.snapshot import ConsoleSnapshot, build
+from deeplink.core.admission import Admission, ConnectionBounds
+from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.metrics import CONSOLE_INCIDENTS, CONSOLE_NODES
+from deeplink.rpc.daemon import ending_signals, is_loopback, split_bind
+from deeplink.rpc.listeners import refused
+from deeplink.scheduler.recovery.records import IncidentOutcome
+from deeplink.scheduler.slurm.command import end_unfinished
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import AsyncIterator, Callable, Generator
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from deeplink.console.feed import Feed
+    from deeplink.console.app import Access
+    from deeplink.console.collect import Collector
+    from deeplink.console.feed import Document
 
+_LEAVE_S = 0.5
 STUCK_MS = 20_000
 """A peer that acknowledges nothing, or keeps its window shut, for so long is cut off by the kernel."""
-GRACE_S = 0.4
-"""How long a connection may take to end once we leave."""
+GRACE_S = 0.4  # how long a connection may take to end once we leave
 _BACKLOG = 128
 _MOST_CONNECTIONS = 512
-PROOF_S = 10.0
-"""How long a connection has, from the moment it is accepted, for a request that is not refused."""
+PROOF_S = 10.0  # how long a connection has, from the moment it is accepted, for a request that is not refused
 _REFUSED = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the console listens."""
+    """Address that the console listens on."""
 
     host: str
     port: int
@@ -49,7 +58,7 @@ class Address:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        return is_loopback(self.host)
 
     @property
     def family(self) -> socket.AddressFamily:
@@ -67,32 +76,27 @@ def parse_address(text: str) -> Address:
 
     >>> parse_address("[::1]:8642")
     Address(host='::1', port=8642)
-
-    Raises:
-        BindFormatError: it is something else.
     """
-    host, _, port = text.rpartition(":")
-    host = host.strip("[]") if host.startswith("[") else host
-    if not port.isascii() or not port.isdigit() or int(port) > 0xFFFF:  # noqa: PLR2004
-        raise BindFormatError(text, f"{port!r} is no port")
+    host, port = split_bind(text)
     if host != "localhost":
         try:
             ipaddress.ip_address(host)
         except ValueError:
-            raise BindFormatError(text, f"{host!r} is neither an IP address nor localhost") from None
-    return Address(host, int(port))
+            raise DeepLinkError(
+                f"cannot listen on {text}: {host!r} is neither an IP address nor localhost", exit_code=2
+            ) from None
+    return Address(host, port)
 
 
 def listen(address: Address, *, token: str) -> socket.socket:
-    """Return a socket bound to the address.
-
-    Raises:
-        BindRefusedError: other machines could reach it and there is no token.
-        PortBusyError: something listens there.
-        ListenError: the system refused otherwise.
-    """
+    """Return a socket bound to the address."""
     if not address.loopback and not token:
-        raise BindRefusedError(f"{address.host}:{address.port}")
+        where = f"{address.host}:{address.port}"
+        raise DeepLinkError(
+            f"{where} is reachable from other machines, and the console would ask nobody who they are",
+            remedy="Give --token-file FILE (0600), or stay on 127.0.0.1: `ssh -L 8642:127.0.0.1:8642 HOST`.",
+            exit_code=2,
+        )
     listener = socket.socket(address.family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -198,7 +202,7 @@ class Server(uvicorn.Server):
     @override
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        # uvicorn raises the signal again once it has left; a daemon that was told to stop and did has not failed.
+        # uvicorn raises the signal again once it has left; a daemon that was to stop and did has not failed.
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -228,3 +232,101 @@ class Server(uvicorn.Server):
         self._feed.close()
         asyncio.get_running_loop().call_later(GRACE_S, self._cut)
         await super().shutdown(sockets)
+
+
+class Console:
+    """A console that can be served: its feed is filled while `collecting` is entered."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self._stop = threading.Event()
+        self._news = threading.Event()
+        self.feed = Feed(build(collector.readings()).document())
+        self.failure: BaseException | None = None
+        self.failed: Callable[[], None] = self.feed.close
+
+    @contextlib.asynccontextmanager
+    async def collecting(self) -> AsyncIterator[None]:
+        """Collect while the context lasts. The threads are daemons: a Slurm command that hangs delays no exit."""
+        loop = asyncio.get_running_loop()
+        asking, building = [
+            threading.Thread(target=self._guarded, args=(loop, work), name=f"console-{name}", daemon=True)
+            for name, work in (("slurm", self._ask_slurm), ("build", lambda: self._build(loop)))
+        ]
+        asking.start()
+        building.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._news.set()
+            await asyncio.to_thread(building.join, _LEAVE_S)
+            await asyncio.to_thread(_stop_asking, asking)
+
+    def _ask_slurm(self) -> None:
+        if not self._collector.settings.slurm:
+            return
+        while not self._stop.is_set():
+            self._collector.refresh_slurm()
+            self._news.set()
+            self._stop.wait(self._collector.settings.interval_s)
+
+    def _build(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._stop.is_set():
+            self._news.clear()
+            made = build(self._collector.readings())
+            measure(made)
+            loop.call_soon_threadsafe(self._publish, made.document())
+            self._news.wait(self._collector.settings.interval_s)
+        self._collector.close()
+
+    def _publish(self, document: Document) -> None:
+        try:
+            self.feed.publish(document)
+        except Exception as problem:  # noqa: BLE001 - handed on to `serve`, which raises it
+            self._fail(problem)
+
+    def _fail(self, problem: BaseException) -> None:
+        if not self._stop.is_set():
+            self.failure = problem
+            self.failed()
+
+    def _guarded(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+        # A page that shows old facts without saying so is worse than none: an unforeseen error ends the console.
+        try:
+            work()
+        except BaseException as problem:  # noqa: BLE001 - handed on to `serve`, which raises it
+            loop.call_soon_threadsafe(self._fail, problem)
+
+
+def _stop_asking(thread: threading.Thread) -> None:
+    # Again and again: it may have been just between two commands.
+    for _ in range(10):
+        end_unfinished()
+        thread.join(_LEAVE_S / 10)
+        if not thread.is_alive():
+            return
+
+
+def measure(snapshot: ConsoleSnapshot) -> None:
+    """Put the snapshot's counts into the metrics."""
+    nodes = Counter(node.health for node in snapshot.nodes)
+    for health in ShownHealth:
+        CONSOLE_NODES.labels(health.value).set(nodes[health])
+    incidents = Counter(each.outcome for each in snapshot.incidents)
+    for outcome in IncidentOutcome:
+        CONSOLE_INCIDENTS.labels(outcome.value).set(incidents[outcome])
+
+
+def run(collector: Collector, bind: str, access: Access, started: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then return within a second."""
+    address = parse_address(bind)
+    listener = listen(address, token=access.token)
+    console = Console(collector)
+    started(address.url(listener.getsockname()[1]))
+    app = build_app(console.feed, access, background=console.collecting, recall=collector.incident)
+    server = Server(app, console.feed)
+    console.failed = server.leave
+    asyncio.run(server.serve(sockets=[listener]))
+    if console.failure is not None:
+        raise console.failure

@@ -8,30 +8,27 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from deeplink.console.collect import FactSource, SourceState
 from deeplink.console.jobs import MOST_JOBS, CurveView, Drawn, JobView, job_views, seats
 from deeplink.console.nodes import NodeView, ShownHealth, SwitchView, node_views, switch_views
-from deeplink.console.readings import FactSource, SourceState
+from deeplink.core.text import counted
+from deeplink.scheduler.journal.incident_json import cost
+from deeplink.scheduler.liveness.heartbeats import KEEP_S
+from deeplink.scheduler.recovery.records import Incident, IncidentOutcome
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.watch.costs import cost
-from deeplink.scheduler.watch.heartbeats import KEEP_S
-from deeplink.scheduler.watch.records import Incident, IncidentOutcome
-from deeplink.text import counted
 
 if TYPE_CHECKING:
-    from deeplink.console.delta import Document
-    from deeplink.console.readings import Readings
+    from deeplink.console.collect import Readings
+    from deeplink.console.feed import Document
 
 
-MOST_FINDINGS = 2
-"""Nodes whose findings stand in the page's first line."""
-HEARD_S = 3 * KEEP_S
-"""So long after the last word of anybody that is on record, the watchdog hears nobody."""
-STANDING_S = 86_400.0
-"""A standing agent that was last heard longer ago was removed."""
+MOST_FINDINGS = 2  # nodes whose findings stand in the page's first line
+HEARD_S = 3 * KEEP_S  # so long after the last report on record, the watchdog hears no sender
+STANDING_S = 86_400.0  # a standing agent that was last heard longer ago was removed
 
 
 class Mood(Enum):
-    """How much the page's first line should worry its reader."""
+    """Gravity of the page's first line."""
 
     GOOD = "good"
     WARN = "warn"
@@ -49,7 +46,7 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSnapshot:
-    """What the page shows. `jobs_known` counts also the jobs that are too many to be shown."""
+    """Contents of the page. `jobs_known` counts also the jobs that are too many to be shown."""
 
     unix: float
     interval_s: float
@@ -183,7 +180,7 @@ def _unwell(nodes: tuple[NodeView, ...]) -> list[tuple[Mood, str]]:
 def _incident(each: Incident) -> dict[str, Any]:
     plain = _plain(dataclasses.replace(each, timeline=(), stacks=()))
     attempt = each.attempt
-    # Its course and its stacks are asked for when somebody opens it, and again when there are more moments.
+    # Its timeline and its stacks are asked for when somebody opens it, and again when there are more moments.
     del plain["timeline"], plain["stacks"]
     return {
         **plain,

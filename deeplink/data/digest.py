@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 from typing_extensions import override
 
-from deeplink.errors import DeepLinkError
+from deeplink.core.errors import DeepLinkError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -1,40 +1,30 @@
-"""What can be wrong with how training uses order, place and audit."""
+"""What can be wrong with how training uses datasets, order and batches."""
 
 from __future__ import annotations
 
-from deeplink.errors import DeepLinkError
+from deeplink.core.errors import DeepLinkError
 
 
-class SamplerMisuseError(DeepLinkError):
-    """The sampler was called in an order that would lose or repeat samples unseen."""
-
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(f"ResumableSampler: {problem}", remedy=remedy)
-        self.problem = problem
+class DatasetError(DeepLinkError):
+    """The dataset has not what was asked of it: no samples below a root, no label, no file for a column."""
 
 
-class SamplerStateError(DeepLinkError):
-    """A state does not belong to this sampler.
-
-    Attributes:
-        key: which part of the state differs.
-        found: what the state says; `expected` is what this sampler has.
-    """
-
-    def __init__(self, key: str, found: object, expected: object) -> None:
-        super().__init__(
-            f"the sampler's state is of another run: {key} is {found!r}, here it is {expected!r}",
-            remedy="Resume with the dataset version, seed and order the state was saved with, or start from anew.",
-        )
-        self.key, self.found, self.expected = key, found, expected
+class SamplerError(DeepLinkError):
+    """The sampler was misused, has too few samples left, or its state is of another run."""
 
 
-class TooFewSamplesError(DeepLinkError):
-    """The samples left in the epoch cannot be shared out so that every rank gets some, and none twice."""
+class BatchError(DeepLinkError):
+    """A packed batch cannot be had: too little shared memory, its worker died, or its samples differ in length."""
 
-    def __init__(self, left: int, world_size: int, batch_size: int) -> None:
-        super().__init__(
-            f"{left} samples left in the epoch cannot be shared by {world_size} ranks in batches of {batch_size}",
-            remedy="Use a batch size over 1 and no more ranks than samples, or go on with set_epoch(epoch + 1).",
-        )
-        self.left, self.world_size, self.batch_size = left, world_size, batch_size
+
+def misuse(problem: str, remedy: str) -> SamplerError:
+    """Return the error for calls in an order that would lose or repeat samples unseen."""
+    return SamplerError(f"ResumableSampler: {problem}", remedy=remedy)
+
+
+def foreign_state(key: str, found: object, expected: object) -> SamplerError:
+    """Return the error for a state of another run: `key` is `found` in it, and `expected` here."""
+    return SamplerError(
+        f"the sampler's state is of another run: {key} is {found!r}, here it is {expected!r}",
+        remedy="Resume with the dataset version, seed and order the state was saved with, or start again.",
+    )

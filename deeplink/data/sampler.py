@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from deeplink.data.announcing import announcer_of
-from deeplink.data.blocks import BLOCK_WINDOW, BlockOrder, Coming
-from deeplink.data.errors import SamplerMisuseError, SamplerStateError
-from deeplink.data.order import Order, shuffled
-from deeplink.data.share import RankShare
+from deeplink.data.errors import foreign_state, misuse
+from deeplink.data.order import BLOCK_WINDOW, BlockOrder, Coming, Order, RankShare, shuffled
+from deeplink.data.prefetch import announcer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sized
 
-    from deeplink.data.share import Residency
+    from deeplink.data.order import Residency
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +105,7 @@ class ResumableSampler:
 
     Raises:
         ValueError: a number is out of range.
-        SamplerMisuseError: the dataset does not know its blocks.
+        SamplerError: the dataset does not know its blocks.
     """
 
     def __init__(
@@ -140,15 +138,15 @@ class ResumableSampler:
         self.epoch = self.position = 0
         self._begin_pass()
 
-    def announce(self, *, anew: bool = False) -> None:
+    def announce(self, *, again: bool = False) -> None:
         """Tell the node's store what is used next, unless it knows; passes and `finished` do it by themselves."""
         if self._announcer is not None:
-            self._announcer.tell(self.epoch, self.position, anew=anew)
+            self._announcer.tell(self.epoch, self.position, again=again)
 
     def _block_order(self, dataset: object, window: int) -> BlockOrder:
         blocks = getattr(dataset, "blocks", None)
         if blocks is None or blocks.samples != self.length:
-            raise SamplerMisuseError("Order.BLOCKS without blocks", "Give it the deeplink.Dataset itself.")
+            raise misuse("Order.BLOCKS without blocks", "Give it the deeplink.Dataset itself.")
         return BlockOrder(blocks, window, version=self.version, seed=self.seed)
 
     def _begin_pass(self) -> None:
@@ -164,28 +162,28 @@ class ResumableSampler:
         """Return the batches left in the epoch, from the first sample after the last finished step.
 
         Raises:
-            SamplerMisuseError: the last pass was used up and `finished` not called for all of it.
-            TooFewSamplesError: what is left cannot be shared out (when the first batch is taken).
+            SamplerError: the last pass was used up and `finished` not called for all of it.
+            SamplerError: what is left cannot be shared out (when the first batch is taken).
         """
         if self._exhausted and self._done < self._given:
-            raise SamplerMisuseError(
+            raise misuse(
                 f"the last pass gave {self._given} batches, and finished() was called for {self._done}",
                 "Call finished() after each optimizer step (finished(n) after n batches), or set_epoch(epoch) "
                 "to say that the pass was left on purpose.",
             )
         self._begin_pass()
         self._pass = begun = Pass(self)
-        self.announce(anew=True)
+        self.announce(again=True)
         return begun
 
     def give(self, by: object) -> None:
         """Count a batch that a pass hands out.
 
         Raises:
-            SamplerMisuseError: another pass has begun since.
+            SamplerError: another pass has begun since.
         """
         if self._pass is not by:
-            raise SamplerMisuseError("an earlier pass goes on after another began", "Keep one loader at a time.")
+            raise misuse("an earlier pass goes on after another began", "Keep one loader at a time.")
         self._given += 1
 
     def used_up(self, by: object) -> None:
@@ -243,10 +241,10 @@ class ResumableSampler:
         """Say that the next batch handed out (or the next `steps`) has been trained on, on every rank.
 
         Raises:
-            SamplerMisuseError: more steps are said to be finished than batches were handed out.
+            SamplerError: more steps are said to be finished than batches were handed out.
         """
         if steps < 1 or self._done + steps > self._given:
-            raise SamplerMisuseError(
+            raise misuse(
                 f"finished() for {self._done + steps} steps, and this pass gave {self._given} batches",
                 "Call it once per batch, in the process that iterates the loader, after the optimizer's step.",
             )
@@ -260,12 +258,10 @@ class ResumableSampler:
         """Go on by so many steps; after the last step of an epoch to the start of the next. See `finished`.
 
         Raises:
-            SamplerMisuseError: the epoch has not so many left.
+            SamplerError: the epoch has not so many left.
         """
         if not 1 <= steps <= len(self):
-            raise SamplerMisuseError(
-                f"{steps} steps, and the epoch has {len(self)} left", "Call finished() once per step."
-            )
+            raise misuse(f"{steps} steps, and the epoch has {len(self)} left", "Call finished() once per step.")
         for _ in range(steps):
             self.position += self.share.step_size(self.length - self.position)
         if self.position == self.length:
@@ -276,14 +272,14 @@ class ResumableSampler:
         """Go to the start of `epoch`; where it is the epoch that is under way, stay at the position reached.
 
         Raises:
-            SamplerMisuseError: a whole pass was handed out and `finished` never called.
+            SamplerError: a whole pass was handed out and `finished` never called.
             ValueError: the epoch is negative.
         """
         if epoch < 0:
             raise ValueError(f"epoch {epoch}")
         if epoch != self.epoch:
             if self._exhausted and self._given and not self._done:
-                raise SamplerMisuseError(
+                raise misuse(
                     f"epoch {self.epoch} was handed out whole, and finished() never called",
                     "Call finished() after each optimizer step.",
                 )
@@ -311,7 +307,7 @@ class ResumableSampler:
         """Go on where `state` stands; world size and batch size may differ from those it was saved with.
 
         Raises:
-            SamplerStateError: the state is of another dataset version, length, seed, order or format, or damaged.
+            SamplerError: the state is of another dataset version, length, seed, order or format, or damaged.
         """
         self._check(state, self.length - 1)
         self.epoch, self.position = state["epoch"], state["position"]
@@ -324,12 +320,12 @@ class ResumableSampler:
         for key in (mine.keys() | state.keys()) - {"residency"}:
             moving = key in {"epoch", "position"}
             if key not in mine or key not in state or (not moving and state[key] != mine[key]):
-                raise SamplerStateError(key, state.get(key), mine.get(key))
+                raise foreign_state(key, state.get(key), mine.get(key))
         epoch, position = state["epoch"], state["position"]
         if not isinstance(epoch, int) or epoch < 0:
-            raise SamplerStateError("epoch", epoch, "a whole number, 0 or more")
+            raise foreign_state("epoch", epoch, "a whole number, 0 or more")
         if not isinstance(position, int) or not 0 <= position <= last:
-            raise SamplerStateError("position", position, f"0 to {last}")
+            raise foreign_state("position", position, f"0 to {last}")
 
     def take_over(self, by: object, state: Mapping[str, Any]) -> None:
         """Take what a pass's state says was handed out for finished, and let that pass go on."""

@@ -1,4 +1,4 @@
-"""Where the story is played: a Slurm cluster on this machine, or, where none can be had, this machine alone."""
+"""The demonstration's cluster: Slurm on this machine, or, where none can be had, this machine alone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import override
 
-from deeplink.demo.errors import DemoError
-from deeplink.publish import write_text
+from deeplink.core.publish import write_text
+from deeplink.demo.lesson import DemoError
 from deeplink.scheduler.launch.process import end_process
-from deeplink.scheduler.sandbox.cluster import Options, Sandbox
-from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm import command as processes
+from deeplink.scheduler.testbed.cluster import Options, Sandbox
+from deeplink.scheduler.testbed.shape import CTL, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,22 +34,20 @@ SUBMIT_TIMEOUT_S = 30.0
 LIVE_STATES = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"}
 
 
+def demo_failed(problem: str, said: str) -> DemoError:
+    """Return the error of a demonstration that ends early, with what was said about it."""
+    detail = f":\n{said.strip()}" if said.strip() else ""
+    return DemoError(f"{problem}{detail}", remedy="`make demo KEEP=1` leaves everything up to look at.")
+
+
 class Stage(Protocol):
-    """A place with nodes, where a job can be run and a node be killed.
+    """A place with nodes, where a job can be run and a node be killed."""
 
-    Attributes:
-        backend: what plays the cluster, for the facts.
-        says: what it is and what it lacks, for people.
-        home: the user's home, where the job runs; every node sees it.
-        catalog: the user's catalog of datasets.
-        job_folder: what the launcher of the job writes; known once it was submitted.
-    """
-
-    backend: str
-    says: str
-    home: Path
-    catalog: Path
-    job_folder: Path
+    backend: str  # what plays the cluster, for the facts
+    says: str  # what it is and what it lacks, for people
+    home: Path  # the user's home, where the job runs; every node sees it
+    catalog: Path  # the user's catalog of datasets
+    job_folder: Path  # what the launcher of the job writes; known once it was submitted
 
     def pack(self, source: Path, name: str, *options: str) -> dict[str, Any]:
         """Pack a folder onto the SSDs of four nodes and return what `deeplink pack --json` says."""
@@ -88,10 +86,10 @@ def _packed(argv: Sequence[str], env: Mapping[str, str] | None = None) -> dict[s
     finally:
         end_process(process)
     if process.returncode:
-        raise DemoError(f"packing exited {process.returncode}", said.decode(errors="replace"))
+        raise demo_failed(f"packing exited {process.returncode}", said.decode(errors="replace"))
     facts = json.loads(said)
     if not isinstance(facts, dict):
-        raise DemoError("packing said something else than its facts", said.decode(errors="replace"))
+        raise demo_failed("packing said something else than its facts", said.decode(errors="replace"))
     return facts
 
 
@@ -126,7 +124,7 @@ class SandboxStage(Stage):
         self._sandbox.run(CTL, ["tee", str(self.home / "train.sh")], stdin="\n".join(script))
         done = self._sandbox.run(CTL, ["deeplink", "sbatch", "--parsable", "train.sh"], timeout_s=SUBMIT_TIMEOUT_S)
         if done.code:
-            raise DemoError("sbatch refused the job", done.stderr)
+            raise demo_failed("sbatch refused the job", done.stderr)
         self._job = done.stdout.strip().partition(";")[0]
         self.job_folder = self.home / ".local" / "state" / "deeplink" / "jobs" / self._job
         return f"Slurm job {self._job}"

@@ -5,46 +5,135 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from deeplink.core.publish import write_text
 from deeplink.data import DeliveryDigest
-from deeplink.demo.digits import write_digits
-from deeplink.demo.errors import DemoError
-from deeplink.demo.facts import DemoFigures, recovery
-from deeplink.demo.follow import Event, JobFolderReader, share_of
-from deeplink.demo.lesson import ExpectedDelivery, Lesson, has_torch, lesson
-from deeplink.demo.stage import PACK_NODES, LocalStage, SandboxStage, Stage
-from deeplink.publish import write_text
-from deeplink.scheduler.sandbox.errors import SlurmMissingError
+from deeplink.demo.lesson import ExpectedDelivery, Lesson, has_torch, lesson, write_digits
+from deeplink.demo.stage import PACK_NODES, LocalStage, SandboxStage, Stage, demo_failed
+from deeplink.scheduler.journal.journal import Journal, JournalError
+from deeplink.scheduler.testbed.errors import SlurmMissingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
 
-    from deeplink.clock import Clock
+    from deeplink.core.clock import Clock
+    from deeplink.scheduler.recovery.records import ProgressPoint
+
+Event = dict[str, Any]
 
 POLL_S = 0.2
 JOB_BOUND_S = 900.0
 KILL_AFTER = 0.4  # of the steps
+RUNGS = {
+    "relaunch": "first step: ranks relaunched inside the allocation, on the spare",
+    "requeue": "third step: the node was taken from Slurm, which started the job again",
+    "": "none",
+}
+
+
+@dataclass(slots=True)
+class JobFolderReader:
+    """Reads what a job's state folder says, as it grows."""
+
+    folder: Path
+    events: list[Event] = field(default_factory=list)
+    _offset: int = 0
+
+    def poll(self) -> list[Event]:
+        """Return the events that were written since the last call; also kept in `events`."""
+        try:
+            with (self.folder / "events.jsonl").open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may still be being written
+        self._offset += len(whole)
+        fresh = [json.loads(line) for line in whole.splitlines()]
+        self.events += fresh
+        return fresh
+
+    def newest_point(self) -> ProgressPoint | None:
+        """Return the newest report of the training loop; None before the first."""
+        try:
+            with Journal(self.folder / "journal.sqlite", read_only=True) as journal:
+                points = journal.points(int(self.folder.name))
+        except JournalError:
+            return None
+        return max(points, key=lambda point: (point.attempt, point.step), default=None)
+
+    def named(self, name: str) -> list[Event]:
+        """Return the events of one name, oldest first."""
+        return [event for event in self.events if event["event"] == name]
+
+
+def share_of(placed: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+    """Return how many shards each node holds, by node name.
+
+    >>> share_of({"a": ("n0", "n1"), "b": ("n1",)})
+    {'n0': 1, 'n1': 2}
+    """
+    return dict(sorted(Counter(node for nodes in placed.values() for node in nodes).items()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoFigures:
+    """The figures of one demonstration, as `build/demo.json` holds them."""
+
+    files: int  # files packed
+    files_per_s: float  # packed per second, agents' start not counted
+    ring_crossings: int  # leaf-to-leaf hops of the first attempt's rank ring
+    ring_crossings_stock: int  # the same in Slurm's own order
+    detect_s: float | None  # from the node's death to the verdict; None where none died
+    resume_s: float | None  # from the node's death to the first training step of the next attempt
+    attempts: int  # incarnations of the ranks
+    steps_repeated: int  # steps done again because they came after the last checkpoint
+    accuracy: float  # share of the test images the trained network gets right
+    digest_equal: bool  # every sample of every epoch was counted exactly once
+    wall_s: float  # the whole demonstration, without its set-up by make
+    backend: str  # slurm, slurm-loopback or local
+
+    def as_dict(self) -> dict[str, int | float | bool | str | None]:
+        """Return the facts for JSON, times to the millisecond."""
+        return {
+            name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(self).items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryFigures:
+    """A node's death: seconds from it to the verdict and to the next attempt's first step; and what was done."""
+
+    detect_s: float | None
+    resume_s: float | None
+    rung: str
+
+
+def recovery(events: Sequence[Event], died_unix: float, node: str) -> RecoveryFigures:
+    """Return what the launcher's events say about the death of `node` at `died_unix`."""
+    after = [event for event in events if event["unix"] >= died_unix]
+    detected = next((e["unix"] for e in after if e["event"] == "node-silent" and node in e["nodes"]), None)
+    resumed = next(
+        (e["unix"] for e in after if e["event"] == "first-step" and detected is not None and e["unix"] > detected),
+        None,
+    )
+    climbed = next((e["event"] for e in after if e["event"] in {"relaunch", "requeue"}), "")
+    detect_s, resume_s = (None if moment is None else moment - died_unix for moment in (detected, resumed))
+    return RecoveryFigures(detect_s, resume_s, RUNGS[climbed])
 
 
 @dataclass(slots=True)
 class Story:
-    """One telling of it.
-
-    Args:
-        clock: for its own durations.
-        console: where it is told.
-        data: folder of images; None for scikit-learn's digits.
-        keep: leave the stage standing.
-        facts_file: where the figures go.
-    """
+    """One telling of it."""
 
     clock: Clock
     console: Console
@@ -66,18 +155,16 @@ class Story:
         self.console.print(f"\n[bold cyan]{title}[/]")
 
     def tell(self, ranks: int) -> DemoFigures:
-        """Tell it all and return the figures; the stage is taken down, whatever happens, unless it is to be kept.
-
-        Raises:
-            DeepLinkError: the story could not be told to its end.
-        """
+        """Run the story and return the figures; the sandbox is taken down unless it is to be kept."""
         self._began = self.clock.monotonic()
         self.chapter("1. Small files")
         plan = lesson(self._files(), ranks)
         self.chapter("2. A cluster")
         stage = self._stage(plan.source)
         try:
-            return self._play(stage, plan)
+            packed = self._pack(stage, plan)
+            events, ended = self._train(stage, plan)
+            return self._conclude(stage, plan, packed, events, ended)
         finally:
             if self.keep:
                 self._leave(stage)
@@ -107,11 +194,6 @@ class Story:
         self.say(stage.says)
         return stage
 
-    def _play(self, stage: Stage, plan: Lesson) -> DemoFigures:
-        packed = self._pack(stage, plan)
-        events, ended = self._train(stage, plan)
-        return self._conclude(stage, plan, packed, events, ended)
-
     def _pack(self, stage: Stage, plan: Lesson) -> dict[str, Any]:
         self.chapter(f"3. Pack the files onto the SSDs of {PACK_NODES} nodes")
         packed = stage.pack(plan.source, plan.name, "--shard-size", str(max(16 << 10, plan.bytes // 12)))
@@ -136,7 +218,7 @@ class Story:
             task = progress.add_task("starting", total=plan.steps)
             while not stage.ended():
                 if self.clock.monotonic() > deadline:
-                    raise DemoError(f"the job did not end within {JOB_BOUND_S:.0f} s", stage.output())
+                    raise demo_failed(f"the job did not end within {JOB_BOUND_S:.0f} s", stage.output())
                 follower.folder = stage.job_folder
                 for event in follower.poll():
                     self._comment(event, stage)
@@ -145,7 +227,7 @@ class Story:
         for event in follower.poll():
             self._comment(event, stage)
         if not any(event["event"] == "ended" and event["code"] == 0 for event in follower.events):
-            raise DemoError("the job failed", stage.output())
+            raise demo_failed("the job failed", stage.output())
         return follower.events, self.clock.monotonic()
 
     def _advance(
@@ -171,7 +253,7 @@ class Story:
                 f"[yellow]{', '.join(event['nodes'])} is silent[/] "
                 f"(noticed {event['unix'] - self._died_unix:.1f} s after its death)"
             ),
-            "relaunch": lambda: self.say("the launcher starts the ranks again without it (rung 1 of the ladder)"),
+            "relaunch": lambda: self.say("the launcher starts the ranks again without it"),
             "first-step": lambda: self.say(
                 f"attempt {event['attempt']} trains: step {event['step']}"
                 + (f", {event['steps_repeated']} steps are done again" if event["steps_repeated"] else "")

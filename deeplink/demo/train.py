@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 
 import deeplink
+from deeplink.core.publish import write_text
 from deeplink.data import DeliveryDigest, ResumableSampler
-from deeplink.demo.options import options
-from deeplink.publish import write_text
+from deeplink.demo.train_light import options
 
 
 class Decode:

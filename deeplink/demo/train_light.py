@@ -5,12 +5,14 @@ The same options, the same checkpoints and the same result. Gradients go through
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
 import socket
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +20,9 @@ from PIL import Image
 
 import deeplink
 from deeplink.cache.reader import Reader
+from deeplink.core.publish import write_text
 from deeplink.data import DeliveryDigest, ResumableSampler
 from deeplink.data.digest import receipt
-from deeplink.demo.options import options
-from deeplink.publish import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,8 +30,23 @@ if TYPE_CHECKING:
 HIDDEN = 64
 TESTED_AT_ONCE = 256
 MOMENTUM = 0.9
-MEET_S, TURN_S = 60.0, 600.0
-"""How long ranks wait for each other at the start, and in each sum."""
+MEET_S, TURN_S = 60.0, 600.0  # How long ranks wait for each other at the start, and in each sum
+
+
+def options(lr: float, about: str) -> argparse.Namespace:
+    """Read the command line of both training scripts."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("dataset", help="name given to `deeplink pack`")
+    parser.add_argument("--train-root", default="train")
+    parser.add_argument("--test-root", default="test")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
+    parser.add_argument("--lr", type=float, default=lr)
+    parser.add_argument("--size", type=int, default=28, help="pixels along an edge")
+    parser.add_argument("--checkpoints", type=Path, required=True)
+    parser.add_argument("--checkpoint-every", type=int, default=20, metavar="STEPS")
+    parser.add_argument("--result", type=Path, help="JSON file for accuracy and digests")
+    return parser.parse_args()
 
 
 class Ranks:

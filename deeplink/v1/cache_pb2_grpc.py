@@ -96,7 +96,7 @@ class CacheServicer(object):
     def Read(self, request_iterator, context):
         """Ordered batches of extents. A request is answered by one or more replies with its id, whose items are the
         request's extents in order; requests are answered in the order they came. Both ends may send and parse these
-        messages as raw bytes (deeplink.cache.remote.frames), so that the body is copied once; the layout is the protobuf
+        messages as raw bytes (deeplink.cache.transfer.frames), so that the body is copied once; the layout is the protobuf
         encoding below, so any gRPC client can call it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

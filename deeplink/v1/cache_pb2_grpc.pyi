@@ -38,7 +38,7 @@ class CacheStub:
     Read: _grpc.StreamStreamMultiCallable[_cache_pb2.ReadRequest, _cache_pb2.ReadReply]
     """Ordered batches of extents. A request is answered by one or more replies with its id, whose items are the
     request's extents in order; requests are answered in the order they came. Both ends may send and parse these
-    messages as raw bytes (deeplink.cache.remote.frames), so that the body is copied once; the layout is the protobuf
+    messages as raw bytes (deeplink.cache.transfer.frames), so that the body is copied once; the layout is the protobuf
     encoding below, so any gRPC client can call it.
     """
     Put: _grpc.StreamUnaryMultiCallable[_cache_pb2.PutRequest, _cache_pb2.PutReply]
@@ -71,7 +71,7 @@ class CacheAsyncStub(CacheStub):
     Read: _aio.StreamStreamMultiCallable[_cache_pb2.ReadRequest, _cache_pb2.ReadReply]  # type: ignore[assignment]
     """Ordered batches of extents. A request is answered by one or more replies with its id, whose items are the
     request's extents in order; requests are answered in the order they came. Both ends may send and parse these
-    messages as raw bytes (deeplink.cache.remote.frames), so that the body is copied once; the layout is the protobuf
+    messages as raw bytes (deeplink.cache.transfer.frames), so that the body is copied once; the layout is the protobuf
     encoding below, so any gRPC client can call it.
     """
     Put: _aio.StreamUnaryMultiCallable[_cache_pb2.PutRequest, _cache_pb2.PutReply]  # type: ignore[assignment]
@@ -113,7 +113,7 @@ class CacheServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_cache_pb2.ReadReply], _abc.AsyncIterator[_cache_pb2.ReadReply]]:
         """Ordered batches of extents. A request is answered by one or more replies with its id, whose items are the
         request's extents in order; requests are answered in the order they came. Both ends may send and parse these
-        messages as raw bytes (deeplink.cache.remote.frames), so that the body is copied once; the layout is the protobuf
+        messages as raw bytes (deeplink.cache.transfer.frames), so that the body is copied once; the layout is the protobuf
         encoding below, so any gRPC client can call it.
         """
 

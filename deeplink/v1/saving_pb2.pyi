@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 @_typing.final
 class RankPlan(_message.Message):
     """What the ranks of one save tell each other, in files of the draft or through an agent (Keep.Tell). Whoever can write
-    there may be a stranger: these are values alone, and are checked where they arrive (deeplink.checkpoints.messages).
+    there may be a stranger: these are values alone, and are checked where they arrive (deeplink.checkpoints.multirank_save).
 
     What a rank would write of a sharded state.
     """

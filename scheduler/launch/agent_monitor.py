@@ -11,164 +11,106 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import select
-import socket
-from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from deeplink.resolving import split_address
+from deeplink.core.tcp import Connecting
+from deeplink.core.timeouts import LastAnswer
+from deeplink.rpc.channel import NEVER_OURS, agent_channel
+from deeplink.rpc.resolving import split_address
+from deeplink.scheduler.liveness.heartbeats import finding_from_wire
+from deeplink.scheduler.recovery.records import RecordError
+from deeplink.scheduler.recovery.relaunch import Silence
 from deeplink.scheduler.slurm.client import SLURMD_PORT
-from deeplink.scheduler.watch.messages import finding_from_wire
-from deeplink.scheduler.watch.records import RecordError
 from deeplink.v1 import node_pb2, node_pb2_grpc
-from deeplink.wary import NEVER_OURS, agent_channel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any, Self
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from typing import Any
 
-    import grpc
-
+    from deeplink.core.clock import Clock
+    from deeplink.core.finding import Finding
+    from deeplink.core.types import NodeName
     from deeplink.scheduler.launch.environment import NodeFacts
-    from deeplink.scheduler.watch.records import HealthFinding
     from deeplink.v1 import common_pb2
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.5
-"""Each agent is asked this often, whether or not it has answered the question before."""
-ANSWER_S = 3.0
-"""How long an answer may take. Longer than the poll: a starved node that answers late is alive."""
+POLL_S = 0.5  # each agent is asked this often, whether or not it has answered the question before
+ANSWER_S = 3.0  # how long an answer may take: longer than the poll, for a starved node that answers late is alive
 MOST_IN_FLIGHT = 6
 GAP_S = 1.5
-KNOCK_S = 1.0
-"""A connection that is not there by then is tried for anew: the kernel itself would pause for ever longer."""
+CONNECT_S = 1.0  # then a new connection is tried: the kernel itself would pause for ever longer
+ASK_S = 5.0  # between two questions to Slurm about nodes without an agent; most are up before the first one
+UNHEARD_ANSWER_S = 30.0  # how long Slurm's answer may take, once it decides
+_OUR_OWN = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})  # say nothing of the other side
 
 
-@dataclass(frozen=True, slots=True)
-class Silence:
-    """How long nothing was heard of a node, in seconds.
-
-    Attributes:
-        answer_s: since its agent last answered.
-        contact_s: since its agent answered, or its machine did by accepting a connection, or at slurmd's port.
-        question_s: since we asked the newest question that was answered: what it knew before does not count.
-        answering_s: for how long it has answered by now without a gap of GAP_S.
-        deaf_s: for how long its machine has been in contact without an answer of its agent.
-    """
-
-    answer_s: float
-    contact_s: float
-    question_s: float
-    answering_s: float = 0.0
-    deaf_s: float = 0.0
-
-
-@dataclass(slots=True)
 class AgentMonitor:
-    """An agent. Not thread-safe; nothing here waits. Moments are monotonic.
+    """An agent. Not thread-safe; nothing here waits. Moments are monotonic."""
 
-    Attributes:
-        facts: what it said when it came up.
-        token: what every call carries, of the attempt that runs.
-        heard: when something last came back.
-        asked_and_answered: when the newest question that was answered had been asked.
-        asked: when it was last asked.
-        reached: when its kernel last accepted a connection, or refused one for want of an agent.
-        reached_since: it has been in contact ever since without a gap.
-        lives: when its machine last answered at slurmd's port, nothing at all having come from the agent's.
-        slurmd: host and port of its slurmd; None where an answer there would say nothing of the machine.
-        refused_since: for so long its kernel has refused connections; None while it does not.
-        opened: when we began to speak over this channel.
-        unix: what its clock showed, and when it told; 0 while it has not.
-        boot_before: of the agent before this one.
-        well_since: it has answered ever since without a gap.
-        is_stranger: what listens at its port is not it: that is asked no more, for each question shows the token.
-    """
-
-    facts: NodeFacts
-    heard: float
-    asked_and_answered: float
-    reached: float
-    reached_since: float
-    opened: float
-    well_since: float
-    token: str = ""
-    channel: grpc.Channel = field(init=False)
-    stub: Any = field(init=False)
-    slurmd: tuple[str, int] | None = None
-    asked: float = 0.0
-    refused_since: float | None = None
-    lives: float = float("-inf")
-    after_report: int = 0
-    store: node_pb2.StoreStatus = field(default_factory=node_pb2.StoreStatus)
-    health: tuple[HealthFinding, ...] = ()
-    unix: tuple[float, float] = (0.0, 0.0)
-    boot_id: str = ""
-    boot_before: str = ""
-    is_stranger: bool = False
-    _newest: float = float("-inf")  # when what was answered last was asked; no stall moves it
-    _pending: list[tuple[float, str, Any]] = field(default_factory=list)
-    _knock: socket.socket | None = None
-    _knocked: float = 0.0
-    _at_slurmd: bool = False  # the knock under way, or else the next one
-
-    @classmethod
-    def begun(cls, facts: NodeFacts, now: float) -> Self:
-        """Return one that has just come up."""
-        return cls(
-            facts,
-            heard=now,
-            asked_and_answered=now,
-            reached=now,
-            reached_since=now,
-            opened=now,
-            well_since=now,
-            slurmd=slurmd_of(facts.address),
+    def __init__(self, facts: NodeFacts, now: float) -> None:
+        self.facts = facts  # what it said when it came up
+        self.token = ""  # what every call carries, of the attempt that runs
+        self.heard = self.well_since = (
+            now  # when something last came back; it has answered ever since without a gap
         )
+        self.asked_and_answered = now  # when the newest question that was answered had been asked
+        self.asked = 0.0
+        # When its kernel last accepted a connection, or refused one for want of an agent; since when without gaps.
+        self.reached = self.reached_since = now
+        self.refused_since: float | None = None  # for so long its kernel has refused connections
+        # When its machine last answered at slurmd's port, nothing at all having come from the agent's.
+        self.lives = float("-inf")
+        self.slurmd = slurmd_of(facts.address)
+        self.after_report = 0
+        self.store = node_pb2.StoreStatus()
+        self.health: tuple[Finding, ...] = ()
+        self.unix = (0.0, 0.0)  # what its clock showed, and when it told; 0 while it has not
+        self.boot_id = self.boot_before = ""  # boot_before: of the agent before this one
+        # What listens at its port is not it: that is asked no more, for each question shows the token.
+        self.is_stranger = False
+        self._newest = float("-inf")  # when what was answered last was asked; no stall moves it
+        self._connecting: Connecting | None = None
+        self._connecting_since = 0.0
+        self._at_slurmd = False  # the connection attempt under way, or else the next one
+        self._open(now)
 
-    def __post_init__(self) -> None:
-        self._open()
-
-    def _open(self) -> None:
+    def _open(self, now: float) -> None:
+        self.opened = now  # when we began to speak over this channel
+        self._pending: list[tuple[float, str, Any]] = []
         self.channel = agent_channel(self.facts.address, lambda: self.token)
-        self.stub = node_pb2_grpc.NodeStub(self.channel)
+        self.stub: Any = node_pb2_grpc.NodeStub(self.channel)
 
     def close(self) -> None:
-        """Let go of every connection."""
-        self._end_knock()
+        """Close every connection."""
+        self._end_attempt()
         self.channel.close()
 
     def reopen(self, now: float) -> None:
-        """Speak over a fresh connection."""
+        """Use a fresh connection."""
         self.channel.close()
-        self._open()
-        self.opened, self._pending = now, []
+        self._open(now)
 
     def forgive(self, stall: float, now: float) -> None:
-        """So much time, in which we did nothing ourselves, does not count against it."""
+        """Do not count so much time, in which we did nothing ourselves, against it."""
         # Nothing was heard in the future: a node that came up during the stall is forgiven no more than its age.
-        self.heard = min(now, self.heard + stall)
-        self.reached = min(now, self.reached + stall)
-        self.reached_since = min(now, self.reached_since + stall)
-        self.lives = min(now, self.lives + stall)
-        self.asked_and_answered = min(now, self.asked_and_answered + stall)
+        for name in ("heard", "reached", "reached_since", "lives", "asked_and_answered"):
+            setattr(self, name, min(now, getattr(self, name) + stall))
 
-    def is_due(self, now: float, pressed: float) -> bool:
-        """Whether it is to be asked: it is time, or was at the moment `pressed`, and not too much is under way."""
-        is_time = now - self.asked >= POLL_S or self.asked < pressed <= now
+    def is_due(self, now: float, ask_at: float) -> bool:
+        """Whether to ask it: it is time, or was at the moment `ask_at`, and not too much is under way."""
+        is_time = now - self.asked >= POLL_S or self.asked < ask_at <= now
         return is_time and len(self._pending) < MOST_IN_FLIGHT and not self.is_stranger
 
     def ask(self, request: node_pb2.StatusRequest, now: float) -> None:
-        """Ask it how it is."""
+        """Ask for its status."""
         self.asked = now
         self._pending.append((now, self.token, self.stub.Status.future(request, timeout=ANSWER_S)))
 
     def harvest(self, now: float, reports: list[common_pb2.Progress]) -> bool:
         """Take in what has come back; returns whether a question failed at once, as where nobody listens."""
-        waiting = []
-        failed = False
+        waiting, failed = [], False
         for asked, token, call in self._pending:
             if not call.done():
                 waiting.append((asked, token, call))
@@ -194,62 +136,40 @@ class AgentMonitor:
             return  # a later question's answer was quicker, and says all that this one does
         self._newest = asked
         self.boot_id = reply.boot_id or self.boot_id
-        self.health = _findings(reply.health)
-        self.unix = (reply.unix, now)
+        self.health, self.store, self.unix = _findings(reply.health), reply.store, (reply.unix, now)
         self.asked_and_answered = max(self.asked_and_answered, asked)
-        self.store = reply.store
         if reply.last_report < self.after_report:
-            self.after_report = 0  # the agent began anew
+            self.after_report = 0  # the agent was started again
         # Two questions in flight may bring the same records: take those beyond what is known.
         fresh = reply.last_report - self.after_report
         if fresh > 0:
             reports.extend(reply.progress[-fresh:])
             self.after_report = reply.last_report
 
-    def knock(self, now: float, *, failed: bool, may_be_gone: bool) -> bool:
-        """Try for a connection where answers fail to come; returns whether one was accepted just now.
-
-        Args:
-            now: this moment.
-            failed: a question failed just now.
-            may_be_gone: its machine may live on without it.
-        """
-        if self._knock is not None:
-            # Not select(), which fails beyond 1,024 open files: those of a thousand agents.
-            poll = select.poll()
-            poll.register(self._knock, select.POLLOUT)
-            if poll.poll(0):
-                outcome = self._knock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                self._end_knock()
-                return self._answered(now, outcome, may_be_gone=may_be_gone)
-            if now - self._knocked >= KNOCK_S:
-                self._end_knock()
+    def probe(self, now: float, *, failed: bool, may_be_gone: bool) -> bool:
+        """Try for a connection where answers fail to come; returns whether the agent's port accepted one."""
+        if self._connecting is None:
+            pause = POLL_S if failed or self.refused_since is not None else 2 * POLL_S
+            if now - max(self.heard, self.reached) <= pause and not (failed and self.refused_since is None):
+                return False
+            address = self.slurmd if self._at_slurmd and self.slurmd else split_address(self.facts.address)
+            self._connecting, self._connecting_since = Connecting(address), now
+        outcome = self._connecting.result()
+        if outcome is None:
+            if now - self._connecting_since >= CONNECT_S:
+                self._end_attempt()
                 self._at_slurmd = not self._at_slurmd and self.slurmd is not None
             return False
-        pause = POLL_S if failed or self.refused_since is not None else 2 * POLL_S
-        if now - max(self.heard, self.reached) <= pause and not (failed and self.refused_since is None):
-            return False
-        host, port = self.slurmd if self._at_slurmd and self.slurmd else split_address(self.facts.address)
-        try:
-            knock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        except OSError as problem:  # no more files may be opened
-            log.debug("%s is not knocked at: %s", self.facts.node, problem)
-            return False
-        knock.settimeout(0.0)
-        outcome = knock.connect_ex((host, port))
-        if outcome == errno.EINPROGRESS:
-            self._knock, self._knocked = knock, now
-            return False
-        knock.close()
-        return self._answered(now, outcome, may_be_gone=may_be_gone)
+        self._end_attempt()
+        return outcome not in _OUR_OWN and self._connected(now, outcome, may_be_gone=may_be_gone)
 
-    def _end_knock(self) -> None:
-        if self._knock is not None:
-            self._knock.close()
-            self._knock = None
+    def _end_attempt(self) -> None:
+        if self._connecting is not None:
+            self._connecting.close()
+            self._connecting = None
 
-    def _answered(self, now: float, outcome: int, *, may_be_gone: bool) -> bool:
-        """Take in what became of a knock; returns whether it was accepted at the agent's port."""
+    def _connected(self, now: float, outcome: int, *, may_be_gone: bool) -> bool:
+        """Take in the outcome of a connection attempt; returns whether the agent's port accepted it."""
         if self._at_slurmd:
             self._at_slurmd = False
             if outcome in {0, errno.ECONNREFUSED}:
@@ -258,7 +178,7 @@ class AgentMonitor:
         before = max(self.heard, self.reached)
         if outcome == errno.ECONNREFUSED and may_be_gone and now - before <= GAP_S:
             # Its kernel was there all the while: it has lost its agent, and nothing else. One that was out of
-            # reach and refuses now has been booted anew: of what ran there nothing is left.
+            # reach and refuses now has been rebooted: of what ran there nothing is left.
             self.refused_since = now if self.refused_since is None else self.refused_since
         elif outcome != 0:
             self.lives = float("-inf")  # the machine lives, and has lost what ran there
@@ -296,10 +216,43 @@ def slurmd_of(address: str) -> tuple[str, int] | None:
         return None
 
 
-def _findings(wire: Iterable[common_pb2.Finding]) -> tuple[HealthFinding, ...]:
-    """Return a node's findings; one that cannot be read, of a newer agent, is as good as none."""
+def _findings(wire: Iterable[common_pb2.Finding]) -> tuple[Finding, ...]:
+    """Return a node's findings; one that cannot be read, of a newer agent, counts as none."""
     found = []
     for message in wire:
         with contextlib.suppress(RecordError):
             found.append(finding_from_wire(message))
     return tuple(found)
+
+
+class Unheard:
+    """Asks Slurm about nodes while their agents are waited for. Only the thread that waits uses it."""
+
+    def __init__(
+        self,
+        ask: Callable[[Collection[NodeName]], Mapping[NodeName, bool] | None],
+        clock: Clock,
+        patience_s: float,
+    ) -> None:
+        self._clock, self._patience_s = clock, patience_s
+        self._nodes: tuple[NodeName, ...] = ()
+        self._last = LastAnswer(lambda: ask(self._nodes), clock, "deeplink-unheard")
+        self._asked = clock.monotonic()
+        self._late: float | None = None
+
+    def lost(self, nodes: Collection[NodeName], spare: int, *, late: bool) -> frozenset[NodeName] | None:
+        """Return which of these nodes are lost, if that is why too few agents are up; None while it is open."""
+        now = self._clock.monotonic()
+        if late and self._late is None:
+            self._late, self._asked = now, float("-inf")
+        if now - self._asked >= ASK_S:
+            self._asked, self._nodes = now, tuple(nodes)
+            self._last.ask()
+        late_s = float("-inf") if self._late is None else now - self._late
+        if self._late is not None and self._last.answered < self._late:
+            return None if late_s < UNHEARD_ANSWER_S else frozenset()
+        answer = self._last.value or {}
+        away = {node: answer[node] for node in nodes if node in answer}
+        if len(away) <= (0 if late else spare):
+            return frozenset() if late else None
+        return frozenset(away) if all(away.values()) or late_s >= self._patience_s else None

@@ -1,77 +1,68 @@
-"""The agents of a job and their heartbeats: an answer to Status is one."""
+"""The agents of a job and their heartbeats (answers to Status); those that are lost are started again."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+import threading
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from deeplink.core.admission import STRANGERS
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.finding import Severity
+from deeplink.core.text import listed
+from deeplink.core.types import NodeName, format_members
+from deeplink.rpc.channel import allow_descriptors, attempt_to_wire
 from deeplink.scheduler.launch.agent_monitor import ANSWER_S, GAP_S, POLL_S, AgentMonitor
-from deeplink.scheduler.launch.backend import AgentsFailedError, NodesLostError
-from deeplink.scheduler.watch.records import HealthSeverity
-from deeplink.strangers import STRANGERS
-from deeplink.text import listed
-from deeplink.types import NodeName, format_members
+from deeplink.scheduler.launch.errors import LaunchError, NodesLostError, NoSlurmdError
 from deeplink.v1 import node_pb2
-from deeplink.wire import allow_descriptors, attempt_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import Any
 
-    from deeplink.clock import Clock
-    from deeplink.scheduler.launch.agent_monitor import Silence
-    from deeplink.scheduler.launch.agent_restart import AgentRestart
+    from deeplink.core.clock import Clock
+    from deeplink.core.finding import Finding
+    from deeplink.core.types import Attempt
+    from deeplink.scheduler.launch.agent_monitor import Unheard
     from deeplink.scheduler.launch.backend import AgentStep
     from deeplink.scheduler.launch.environment import NodeFacts
-    from deeplink.scheduler.launch.unheard import Unheard
-    from deeplink.scheduler.watch.records import HealthFinding
-    from deeplink.types import Attempt
+    from deeplink.scheduler.recovery.relaunch import Silence
     from deeplink.v1 import common_pb2
+
+    Start = Callable[[Mapping[NodeName, NodeFacts]], AgentStep]
 
 log = logging.getLogger(__name__)
 
-START_S = 120.0
-"""How long the agents that are needed may take to come up (Python on a cold shared file system is slow)."""
-QUIET_S = 10.0
-"""After so long without any agent we say what we wait for."""
-GRACE_S = 10.0
-"""How long the others may take then."""
-GONE_S = 1.0
-"""A machine that has refused connections for so long has lost its agent; while a job ends all of them do."""
-FEW = 128
-"""Each agent is a connection, and two where it is silent: for more, 1,024 open files may be too few."""
-STALL_S = 1.0
-"""If we ourselves did nothing for longer than this, the time does not count against anybody."""
+START_S = 120.0  # for the agents that are needed to come up (Python on a cold shared file system is slow)
+QUIET_S = 10.0  # after so long without any agent we say what we wait for
+GRACE_S = 10.0  # how long the others may take then
+GONE_S = 1.0  # a machine that refuses connections for so long has lost its agent; at a job's end all of them do
+FEW = 128  # each agent is a connection, two where it is silent: for more, 1,024 open files may be too few
+STALL_S = 1.0  # if we ourselves did nothing for longer than this, the time does not count against any node
+
+TRY_S = 20.0  # a try on a node that is out of reach hangs; after so long it is given up for another one
+PAUSE_S, LONGEST_PAUSE_S = 2.0, 10.0  # between two tries on a node; doubled each time, until its agent is up
+MOST_TRIES = 4  # under way at once: one that hangs on a node must not keep the others waiting
 
 
 class AgentPool:
-    """The agents of one run. Not thread-safe: the supervising thread alone uses it.
-
-    Attributes:
-        save_at: the step the ranks are to be told to save at; 0: none.
-
-    Args:
-        step: the running agents.
-        token: what every call carries while an attempt runs.
-        clock: for all durations.
-        revival: starts agents once more; None where that cannot be.
-    """
+    """The agents of one run. Not thread-safe: the supervising thread alone uses it."""
 
     def __init__(
-        self, step: AgentStep, token: Callable[[Attempt], str], clock: Clock, revival: AgentRestart | None = None
+        self, step: AgentStep, token: Callable[[Attempt], str], clock: Clock, restarts: AgentRestart | None = None
     ) -> None:
-        self._step, self._token, self._clock, self._revival = step, token, clock, revival
+        self._step, self._token, self._clock, self._restarts = step, token, clock, restarts
         self._nodes: dict[NodeName, AgentMonitor] = {}
         self._ticked = clock.monotonic()
-        self._pressed = float("-inf")
+        self._ask_at = float("-inf")
         self._said_ended = False
-        self.save_at = 0
+        self.save_at = 0  # the step the ranks are to be told to save at; 0: none
 
     @property
     def facts(self) -> dict[NodeName, NodeFacts]:
         """Every node whose agent came up."""
-        return {name: watched.facts for name, watched in self._nodes.items()}
+        return {name: one.facts for name, one in self._nodes.items()}
 
     def store_of(self, node: NodeName) -> node_pb2.StoreStatus:
         """Return what the node last said of its store."""
@@ -86,19 +77,7 @@ class AgentPool:
         told_to_end: Callable[[], bool],
         unheard: Unheard,
     ) -> bool:
-        """Wait until an agent of every node is up; go on without the late ones once `need` are.
-
-        Args:
-            nodes: all nodes of the allocation.
-            need: how many are needed at least.
-            logs: where the agents log, for the error.
-            told_to_end: asked all the while; once true, the waiting ends and False is returned.
-            unheard: tells of the nodes that Slurm does not hear of.
-
-        Raises:
-            AgentsFailedError: fewer than `need` came up.
-            NodesLostError: so it is, since Slurm does not hear of the others either.
-        """
+        """Wait until an agent of every node is up; go on without the late ones once `need` are."""
         if len(nodes) > FEW:
             allow_descriptors()
         began = self._clock.monotonic()
@@ -109,16 +88,16 @@ class AgentPool:
                 if facts.node in nodes:
                     self._admit(facts)
             now = self._clock.monotonic()
-            if len(self._nodes) == len(nodes):
+            missing = {*nodes} - {*self._nodes}
+            if not missing:
                 return True
             if enough is None and len(self._nodes) >= need:
                 enough = now
             if enough is not None and now - enough > GRACE_S:
-                late, words = sorted(set(nodes) - set(self._nodes)), self._step.last_words()
-                log.warning("going on without agents on %s%s", listed(late), words and f": {words}")
+                words = self._step.last_words()
+                log.warning("going on without agents on %s%s", listed(sorted(missing)), words and f": {words}")
                 return True
             if enough is None:
-                missing = {*nodes} - {*self._nodes}
                 self._check(missing, len(nodes) - need, now - began, logs, unheard)
             if not said and not self._nodes and now - began > QUIET_S:
                 said = True
@@ -129,22 +108,40 @@ class AgentPool:
 
     def _check(self, missing: set[NodeName], spare: int, waited_s: float, logs: str, unheard: Unheard) -> None:
         """Raise if these nodes' agents do not come up any more."""
-        late = waited_s > START_S or self._step.ended() is not None
-        lost = unheard.lost(missing, spare, late=late)
+        code = self._step.ended()
+        lost = unheard.lost(missing, spare, late=waited_s > START_S or code is not None)
         if lost:
             raise NodesLostError(lost, waited_s)
         if lost is not None:
-            raise AgentsFailedError(missing, waited_s, logs, step=self._step, none=not self._nodes)
-        if self._step.ended() is not None and not self._said_ended:
+            raise self._none_came(missing, waited_s, logs)
+        if code is not None and not self._said_ended:
             self._said_ended = True
-            starter, names, words = self._step.starter, listed(sorted(missing)), self._step.last_words()
+            words = self._step.last_words() or "it says nothing"
             log.warning(
-                "%s has ended: %s. Waiting for Slurm's word on %s", starter, words or "it says nothing", names
+                "%s has ended: %s. Waiting for Slurm's answer about %s",
+                self._step.starter,
+                words,
+                listed(sorted(missing)),
             )
+
+    def _none_came(self, missing: set[NodeName], waited_s: float, logs: str) -> LaunchError:
+        names, code, words = listed(sorted(missing)), self._step.ended(), self._step.last_words()
+        remedy = f"{logs} has the agents' own words; `srun -w NODE true` shows whether Slurm reaches the node."
+        if code is not None:
+            words = words or "(it said nothing)"
+            problem = f"{self._step.starter} exited {code} before an agent came up on {names}: {words}"
+        else:
+            problem = f"no node agent came up on {names} within {waited_s:.0f} s"
+            if self._nodes:
+                problem += f": {words}" if words else ""
+            else:
+                problem += f"; {self._step.starter} still hangs"
+                remedy = f"{self._step.doubt} {logs} has what was said."
+        return LaunchError(problem, remedy, exit_code=1)
 
     def _admit(self, facts: NodeFacts) -> None:
         STRANGERS.forget(facts.address)
-        self._nodes[facts.name] = AgentMonitor.begun(facts, self._clock.monotonic())
+        self._nodes[facts.name] = AgentMonitor(facts, self._clock.monotonic())
 
     def readdress(self, facts: Mapping[NodeName, NodeFacts]) -> None:
         """Reach these nodes, which came up, by other addresses from here on."""
@@ -152,31 +149,27 @@ class AgentPool:
             self._nodes[name].close()
             self._admit(one)
 
-    def revive(self, nodes: Collection[NodeName]) -> tuple[NodeName, ...]:
-        """Start agents once more on nodes that lost theirs, in their places; returns those it is tried on now.
-
-        Who comes up answers as before. Does not wait.
-        """
-        if self._revival is None or not nodes:
+    def restart(self, nodes: Collection[NodeName]) -> tuple[NodeName, ...]:
+        """Start agents again on nodes that lost theirs, at their ports; returns those it is tried on now."""
+        # Agents that come up answer as before. Does not wait.
+        if self._restarts is None or not nodes:
             return ()
-        return self._revival.begin({node: self._nodes[node].facts for node in nodes})
+        return self._restarts.begin({node: self._nodes[node].facts for node in nodes})
 
-    def bereft(self, among: Collection[NodeName]) -> tuple[NodeName, ...]:
-        """Return those of these nodes whose machine answers, and tells that no agent is there any more.
-
-        Nobody while all of them are silent and their starter has not ended: then it is ending them itself.
-        """
+    def without_agent(self, among: Collection[NodeName]) -> tuple[NodeName, ...]:
+        """Return those of these nodes whose machine answers, and tells that no agent is there any more."""
+        # None while all of them are silent and their starter has not ended: then it is ending them itself.
         now = self._clock.monotonic()
-        if self._step.ended() is None and all(now - one.heard >= GAP_S for one in self._nodes.values()):
+        if self._step.ended() is None and self._are_all_silent(now):
             return ()
-        return tuple(
-            node
-            for node in among
-            if (since := self._nodes[node].refused_since) is not None and now - since >= GONE_S
-        )
+        refused = {node: self._nodes[node].refused_since for node in among}
+        return tuple(node for node, since in refused.items() if since is not None and now - since >= GONE_S)
+
+    def _are_all_silent(self, now: float) -> bool:
+        return all(now - one.heard >= GAP_S for one in self._nodes.values())
 
     def _readmit(self) -> None:
-        for new in self._revival.announced() if self._revival is not None else ():
+        for new in self._restarts.announced() if self._restarts is not None else ():
             old = self._nodes.get(new.name)
             if old is None or self._clock.monotonic() - old.heard < POLL_S:
                 continue  # one that answers is enough
@@ -184,56 +177,49 @@ class AgentPool:
             # All else was settled for the whole run: which network, which cards, what fails together.
             address = f"{old.facts.address.rpartition(':')[0]}:{new.address.rpartition(':')[2]}"
             old.close()
-            self._admit(
-                replace(
-                    old.facts, address=address, token_file=new.token_file, pid=new.pid, data_port=new.data_port
-                )
-            )
+            same = {"token_file": new.token_file, "pid": new.pid, "data_port": new.data_port}
+            self._admit(replace(old.facts, address=address, **same))  # type: ignore[arg-type] # NodeFacts' own
             again = self._nodes[new.name]
             # That it is there answers nothing: it may be on another boot, with nothing left of what ran before.
             again.boot_before, again.asked_and_answered = old.boot_id, old.asked_and_answered
 
     def rebooted(self) -> set[NodeName]:
-        """Return the nodes whose agents came up once more on another boot of their kernel."""
-        return {
-            name
-            for name, one in self._nodes.items()
-            if one.boot_before and one.boot_id not in {"", one.boot_before}
-        }
+        """Return the nodes whose agents came up again on another boot of their kernel."""
+        boots = {name: (one.boot_before, one.boot_id) for name, one in self._nodes.items()}
+        return {name for name, (before, boot) in boots.items() if before and boot not in {"", before}}
 
-    def press(self, moment: float) -> None:
-        """See to it that every agent is asked at this moment or soon after, whenever it was asked before."""
-        self._pressed = moment
+    def ask_at(self, moment: float) -> None:
+        """Ask every agent at this moment or soon after, whenever it was asked before."""
+        self._ask_at = moment
 
     def tick(self, attempt: Attempt) -> list[common_pb2.Progress]:
         """Take in what has come back, ask again where it is time; does not wait. Returns new progress reports."""
         now = self._clock.monotonic()
-        stall = now - self._ticked
-        self._ticked = now
+        stall, self._ticked = now - self._ticked, now
         reports: list[common_pb2.Progress] = []
         self._readmit()
-        deserted = self._revival.deserted if self._revival is not None else frozenset(self._nodes)
-        members = format_members(tuple(watched.facts.member for watched in self._nodes.values()))
+        # Without somebody who starts agents again, one that is gone is as good as its node.
+        deserted = self._restarts.deserted if self._restarts is not None else frozenset(self._nodes)
+        members = format_members(tuple(one.facts.member for one in self._nodes.values()))
         token = self._token(attempt)
-        for name, watched in self._nodes.items():
-            watched.token = token
+        for name, one in self._nodes.items():
+            one.token = token
             if stall > STALL_S:
-                watched.forgive(stall, now)
-            failed = watched.harvest(now, reports)
-            # Without somebody who starts agents again, one that is gone is as good as its node.
-            if watched.knock(now, failed=failed, may_be_gone=name not in deserted):
-                is_back = watched.reached_since == now
-                if is_back or now - max(watched.heard, watched.opened) > 2 * ANSWER_S:
+                one.forgive(stall, now)
+            failed = one.harvest(now, reports)
+            if one.probe(now, failed=failed, may_be_gone=name not in deserted):
+                is_back = one.reached_since == now
+                if is_back or now - max(one.heard, one.opened) > 2 * ANSWER_S:
                     # In contact, but not by the connection we have: that one may wait long before it is tried.
-                    watched.reopen(now)
-            if watched.is_due(now, self._pressed):
+                    one.reopen(now)
+            if one.is_due(now, self._ask_at):
                 request = node_pb2.StatusRequest(
                     attempt=attempt_to_wire(attempt),
-                    after_report=watched.after_report,
+                    after_report=one.after_report,
                     members=members,
                     save_at=self.save_at,
                 )
-                watched.ask(request, now)
+                one.ask(request, now)
         return reports
 
     def silence(self) -> dict[NodeName, Silence]:
@@ -241,7 +227,7 @@ class AgentPool:
         now = self._clock.monotonic()
         return {name: one.silence(now) for name, one in self._nodes.items()}
 
-    def health(self) -> dict[NodeName, tuple[HealthFinding, ...]]:
+    def health(self) -> dict[NodeName, tuple[Finding, ...]]:
         """Return what was wrong with each node, by its own checks, when it last answered."""
         return {name: one.health for name, one in self._nodes.items()}
 
@@ -252,11 +238,8 @@ class AgentPool:
 
     def sick(self) -> set[NodeName]:
         """Return the nodes that are unfit for ranks by their own checks."""
-        return {
-            name
-            for name, one in self._nodes.items()
-            if any(finding.severity is HealthSeverity.DRAIN for finding in one.health)
-        }
+        error = Severity.ERROR
+        return {name for name, found in self.health().items() if any(one.severity is error for one in found)}
 
     def boot_ids(self) -> dict[NodeName, str]:
         """Return which boot of its kernel each node runs; empty where it does not say."""
@@ -271,22 +254,151 @@ class AgentPool:
 
     @property
     def is_gone(self) -> bool:
-        """Whether all agents have ended, and none was started once more."""
-        if self._step.ended() is None:
-            return False
-        now = self._clock.monotonic()
-        return all(now - one.heard >= GAP_S for one in self._nodes.values())
+        """Whether all agents have ended, and none was started again."""
+        return self._step.ended() is not None and self._are_all_silent(self._clock.monotonic())
 
     def abandon(self) -> None:
         """Let go of the agents, where they are not ours to end any more."""
         self._step.abandon()
-        if self._revival is not None:
-            self._revival.abandon()
+        if self._restarts is not None:
+            self._restarts.abandon()
 
     def close(self) -> None:
-        """End the agents and let go of every connection; returns in bounded time."""
-        for watched in self._nodes.values():
-            watched.close()
-        if self._revival is not None:
-            self._revival.close()
+        """End the agents and close every connection; returns in bounded time."""
+        for one in self._nodes.values():
+            one.close()
+        if self._restarts is not None:
+            self._restarts.close()
         self._step.stop()
+
+
+class _Try:
+    """One step of agents on some nodes; started in a thread, since what it writes to may hang."""
+
+    def __init__(self, start: Start, nodes: Mapping[NodeName, NodeFacts], since: float) -> None:
+        self.since = since
+        self.step: AgentStep | None = None
+        self._nodes = set(nodes)
+        self._lock = threading.Lock()
+        self.is_up = False  # an agent of it came up
+        self._is_over = self._has_failed = False
+        self._gone: frozenset[NodeName] = frozenset()
+        threading.Thread(target=self._run, args=(start, nodes), name="deeplink-restart", daemon=True).start()
+
+    def _run(self, start: Start, nodes: Mapping[NodeName, NodeFacts]) -> None:
+        try:
+            step = start(nodes)
+        except (DeepLinkError, OSError) as problem:
+            self._gone = problem.nodes if isinstance(problem, NoSlurmdError) else frozenset()
+            log.warning("agents could not be started once more on %s: %s", ", ".join(sorted(nodes)), problem)
+            self._has_failed = True
+            return
+        if step.gone:
+            log.warning("agents are not started once more on all nodes: %s", NoSlurmdError(step.gone))
+        with self._lock:
+            self._gone, self.step = step.gone, step
+            too_late = self._is_over
+        if too_late:
+            step.abandon()
+
+    @property
+    def is_over(self) -> bool:
+        return self._has_failed or (self.step is not None and self.step.ended() is not None)
+
+    def gone(self) -> frozenset[NodeName]:
+        """Return the nodes found to have no slurmd since the last call; they are awaited no longer."""
+        with self._lock:
+            gone, self._gone = self._gone, frozenset()
+        self._nodes -= gone
+        return gone
+
+    def awaited(self, now: float) -> frozenset[NodeName]:
+        """The nodes whose agents may still come up."""
+        return frozenset(self._nodes) if now - self.since < TRY_S else frozenset()
+
+    def announced(self) -> list[NodeFacts]:
+        found = self.step.announced() if self.step is not None else []
+        self._nodes -= {facts.name for facts in found}
+        self.is_up = self.is_up or bool(found)
+        return found
+
+    def abandon(self) -> None:
+        with self._lock:
+            self._is_over, step = True, self.step
+        if step is not None:
+            step.abandon()
+
+
+@dataclass(slots=True)
+class _Backoff:
+    next_at: float = 0.0
+    pause_s: float = PAUSE_S
+
+
+class AgentRestart:
+    """Tries to start agents again, a few tries at a time and ever more seldom. For the supervising thread."""
+
+    def __init__(self, start: Start, clock: Clock) -> None:
+        self._start, self._clock = start, clock
+        self._tries: list[_Try] = []
+        self._backoffs: dict[NodeName, _Backoff] = {}
+        # Nodes of which the last try found that slurmd is gone with the agent.
+        self.deserted: frozenset[NodeName] = frozenset()
+
+    def begin(self, nodes: Mapping[NodeName, NodeFacts]) -> tuple[NodeName, ...]:
+        """Try again, in one step, on those of these nodes for which it is time; return them. Does not wait."""
+        now = self._clock.monotonic()
+        self._tidy(now)
+        if sum(not one.is_up for one in self._tries) >= MOST_TRIES:
+            return ()
+        busy = {node for one in self._tries for node in one.awaited(now)}
+        due = {
+            node: facts
+            for node, facts in nodes.items()
+            if node not in busy and now >= self._backoffs.setdefault(node, _Backoff()).next_at
+        }
+        if not due:
+            return ()
+        for backoff in map(self._backoffs.__getitem__, due):
+            backoff.next_at, backoff.pause_s = now + backoff.pause_s, min(LONGEST_PAUSE_S, 2 * backoff.pause_s)
+        self._tries.append(_Try(self._start, due, now))
+        return tuple(due)
+
+    def _tidy(self, now: float) -> None:
+        self._note_deserted()
+        over = [one for one in self._tries if one.is_over or (not one.is_up and now - one.since >= TRY_S)]
+        self._tries = [one for one in self._tries if one not in over]
+        for one in over:
+            if not one.is_up:
+                self.deserted = self.deserted - one.awaited(one.since) | one.gone()
+                one.abandon()
+
+    def _note_deserted(self) -> None:
+        self.deserted = self.deserted.union(*(one.gone() for one in self._tries))
+
+    def announced(self) -> list[NodeFacts]:
+        """Return the agents that came up since the last call."""
+        self._note_deserted()
+        found = [facts for one in self._tries for facts in one.announced()]
+        self.deserted -= {facts.name for facts in found}
+        for facts in found:
+            self._backoffs.pop(facts.name, None)
+        return found
+
+    def abandon(self) -> None:
+        """Let go of them, where they are not ours to end any more."""
+        for one in self._tries:
+            one.abandon()
+
+    def close(self) -> None:
+        """End them; returns in bounded time."""
+        stops = []
+        for one in self._tries:
+            if one.is_up and one.step is not None:
+                stops.append(threading.Thread(target=one.step.stop, name="deeplink-restart-end", daemon=True))
+            else:
+                one.abandon()
+        for stop in stops:
+            stop.start()
+        for stop in stops:
+            stop.join()

@@ -1,102 +1,60 @@
-"""What supervision needs of an allocation, whoever gave it: Slurm (`slurm.py`) or this machine (`local.py`)."""
+"""The interface of an allocation that supervision uses; `slurm_backend.py` and `local_backend.py` implement it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
-
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.launch.service import NodesStanding
-from deeplink.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
     from signal import Signals
 
+    from deeplink.core.clock import Clock
+    from deeplink.core.types import Attempt, NodeName
+    from deeplink.scheduler.launch.agent_pool import AgentPool
     from deeplink.scheduler.launch.environment import Launch, NodeFacts
-    from deeplink.scheduler.launch.failure import Failed
-    from deeplink.scheduler.launch.job_status import JobStatus
-    from deeplink.scheduler.launch.shape import Granted
+    from deeplink.scheduler.launch.event_log import EventLog
+    from deeplink.scheduler.launch.launch_spec import Granted, LaunchSpec
+    from deeplink.scheduler.recovery.rank_failure import Failed
+    from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
     from deeplink.scheduler.topology.graph import Fabric
-    from deeplink.types import Attempt, NodeName
+
+OVER_S = 1.0  # with so little time left the limit has been reached
 
 
-class NoAllocationError(DeepLinkError):
-    """`deeplink run` was called where there are no nodes to run on."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesStatus:
+    """The nodes of the job that Slurm has withdrawn, and why."""
 
-    exit_code = 2
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(
-            problem,
-            remedy="Call it in a batch script (`deeplink sbatch job.sh`) or under salloc; "
-            "or try it without Slurm: `deeplink run --local 2 -- COMMAND`.",
-        )
-        self.problem = problem
+    out: Mapping[NodeName, str] = field(default_factory=dict)  # drained or down
+    taken: Mapping[NodeName, str] = field(default_factory=dict)  # no longer the job's: others may run there
 
 
-class AgentsFailedError(DeepLinkError):
-    """Too few node agents came up to run the ranks.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """The job's status in Slurm."""
 
-    Args:
-        missing: the nodes without.
-        waited_s: how long they were waited for, seconds.
-        logs: where they log.
-        step: what was to start them.
-        none: whether not even one came up.
-    """
+    ours: bool  # what runs under the job's number is this run of it, and not a later one elsewhere
+    runs: bool  # it has not been cancelled, requeued or ended
+    left_s: float | None = None  # until its time limit; None where there is none
+    preempting: bool = False  # another job is to get its nodes
+    requeueable: bool = False  # it may be started again
+    word: str = ""  # its state and reason, for people
 
-    def __init__(
-        self, missing: Collection[NodeName], waited_s: float, logs: str, *, step: AgentStep, none: bool
-    ) -> None:
-        names = listed(sorted(missing))
-        code, words = step.ended(), step.last_words()
-        remedy = f"{logs} has the agents' own words; `srun -w NODE true` shows whether Slurm reaches the node."
-        if code is not None:
-            problem = f"{step.starter} exited {code} before an agent came up on {names}: "
-            problem += words or "(it said nothing)"
-        else:
-            problem = f"no node agent came up on {names} within {waited_s:.0f} s"
-            if not none:
-                problem += f": {words}" if words else ""
-            else:
-                problem += f"; {step.starter} still hangs"
-                remedy = f"{step.doubt} {logs} has what was said."
-        super().__init__(problem, remedy=remedy)
-        self.missing, self.waited_s, self.code = tuple(missing), waited_s, code
-
-
-class NodesLostError(DeepLinkError):
-    """Too few node agents came up, and Slurm does not hear of the other nodes either: the ranks have no fault."""
-
-    exit_code = 75
-
-    def __init__(self, missing: Collection[NodeName], waited_s: float) -> None:
-        names = listed(sorted(missing))
-        super().__init__(f"no node agent on {names} after {waited_s:.0f} s, and Slurm does not hear of it either")
-        self.missing = tuple(sorted(missing))
-
-
-class NoSlurmdError(DeepLinkError):
-    """Nodes refuse connections to slurmd: nothing can be started there."""
-
-    def __init__(self, nodes: Collection[NodeName]) -> None:
-        super().__init__(f"slurmd refuses connections on {listed(sorted(nodes))}")
-        self.nodes = frozenset(nodes)
+    @property
+    def explains(self) -> bool:
+        """Whether it says why something of ours was ended."""
+        is_over = self.left_s is not None and self.left_s <= OVER_S
+        return not (self.ours and self.runs) or self.preempting or is_over
 
 
 class AgentStep(Protocol):
-    """The agents of all nodes, one per node.
+    """The agents of all nodes, one per node."""
 
-    Attributes:
-        starter: the program that starts them.
-        doubt: what to look at when it hangs, one sentence.
-        gone: nodes that were left out, since slurmd refuses connections there.
-    """
-
-    starter: str
-    doubt: str
-    gone: frozenset[NodeName] = frozenset()
+    starter: str  # the program that starts them
+    doubt: str  # what to look at when it hangs, one sentence
+    gone: frozenset[NodeName] = frozenset()  # nodes that were left out, since slurmd refuses connections there
 
     def announced(self) -> list[NodeFacts]:
         """Return the agents that became ready since the last call; does not wait."""
@@ -144,44 +102,26 @@ class RankStep(Protocol):
 
 
 class Backend(Protocol):
-    """An allocation: the nodes of one run of one job.
+    """An allocation: the nodes of one run of one job. What may take seconds logs what goes wrong."""
 
-    Attributes:
-        name: `slurm` or `local`.
-        job: the job's raw id, different for every task of an array.
-        label: what people and Slurm's commands call it, `12_3` for a task of an array.
-        restart: how often the job was started again before this run.
-        user: whose job it is.
-        job_name: what people call it.
-        nodes: the allocated nodes.
-        here: the node we run on ourselves; None where it is none of them.
-        folder: the job's state folder.
-        granted: what the job has, node by node.
-        can_requeue: whether there is anybody who could start the job again elsewhere.
-    """
-
-    name: str
-    can_requeue: bool
-    job: int
-    restart: int
+    name: str  # `slurm` or `local`
+    can_requeue: bool  # whether there is a scheduler that could start the job again elsewhere
+    job: int  # the job's raw id, different for every task of an array
+    restart: int  # how often the job was started again before this run
     user: str
     job_name: str
     nodes: tuple[NodeName, ...]
-    here: NodeName | None
-    folder: Path
+    here: NodeName | None  # the node we run on ourselves; None where it is none of them
+    folder: Path  # the job's state folder
     granted: Granted
 
     @property
     def label(self) -> str:
-        """What the job is called."""
+        """The job's name for people and Slurm's commands, `12_3` for a task of an array."""
         return str(self.job)
 
     def start_agents(self, secret: str, again: Mapping[NodeName, NodeFacts] | None = None) -> AgentStep:
-        """Start one agent on every node, or once more on these, in the places of those that were there.
-
-        Raises:
-            NoSlurmdError: on all of these nodes there is nothing any more that could start it.
-        """
+        """Start one agent on every node, or again on these, at the ports of those that were there."""
         ...
 
     def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
@@ -201,39 +141,26 @@ class Backend(Protocol):
         ...
 
     def requeue_if_down(self, nodes: Collection[NodeName]) -> bool:
-        """Ask for the job to be started again elsewhere, if these nodes have been given up; True once asked.
-
-        May take seconds; what goes wrong is logged.
-        """
+        """Ask for the job to be started again elsewhere, if these nodes have been given up; True once asked."""
         ...
 
-    def standing(self) -> JobStatus | None:
-        """Return how the job stands with whoever gave the nodes; None where nobody says.
+    def job_status(self) -> JobStatus | None:
+        """Return the job's status; None where it is not known. May take seconds."""
+        return None
 
-        May take seconds; what goes wrong is logged.
-        """
-        ...
-
-    def nodes_standing(self) -> NodesStanding | None:
-        """Return which of the nodes are out of service or taken from the job; None where nobody says.
-
-        May take seconds; what goes wrong is logged.
-        """
-        return NodesStanding()
+    def nodes_status(self) -> NodesStatus | None:
+        """Return which of the nodes are out of service or taken from the job; None where it is not known."""
+        return NodesStatus()
 
     def unheard(self, nodes: Collection[NodeName]) -> Mapping[NodeName, bool] | None:
-        """Return which of these nodes do not answer whoever gave them, and whether it has given each up.
-
-        None where it does not answer now, and may later. May take seconds; what goes wrong is logged.
-        """
+        """Return which of these nodes do not answer Slurm, and whether it has given each up. May take seconds."""
+        # None where it does not answer now, and may later.
         ...
 
     def requeue(self, lost: Collection[NodeName]) -> bool:
-        """Have the job started again as soon as may be; True once that is under way, which ends us.
-
-        Never while a node that was lost is still taken for a part of the job: that would lose it its GPUs. May
-        take half a minute; what goes wrong is logged.
-        """
+        """Have the job started again as soon as may be; True once that is under way, which ends us."""
+        # Never while a node that was lost is still taken for a part of the job: that would lose it its GPUs. May
+        # take half a minute.
         ...
 
     def ended_whole(self) -> None:
@@ -241,8 +168,17 @@ class Backend(Protocol):
         ...
 
     def hold(self, because: str, lost: Collection[NodeName]) -> bool:
-        """Have the job put back into the queue and held there; True once that is under way, which ends us.
-
-        Why stands where the job is looked at. Otherwise as `requeue`.
-        """
+        """Have the job put back into the queue and held there, with the reason; otherwise as `requeue`."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """The parts that everything in one run of a job shares."""
+
+    backend: Backend
+    agents: AgentPool
+    events: EventLog
+    clock: Clock
+    spec: LaunchSpec
+    policy: RelaunchPolicy

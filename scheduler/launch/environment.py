@@ -1,80 +1,62 @@
-"""What a rank finds in its environment: pure. Imported by every rank, so it imports next to nothing."""
+"""The launch and a rank's environment: pure. Imported by every rank, so it imports next to nothing."""
 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import zlib
+from collections import defaultdict
 from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from deeplink.errors import DeepLinkError
+from deeplink.core.types import Attempt, Member, NodeName, format_members
 from deeplink.scheduler.launch.container import Container
-from deeplink.scheduler.launch.recipes import DEFAULT, RECIPES, Recipe, Start
-from deeplink.types import Attempt, Member, NodeName, format_members
+from deeplink.scheduler.launch.errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from deeplink.links import InterfaceAddress, Route
+    from deeplink.rpc.resolving import InterfaceAddress, Route
 
+    Settings = Callable[["Launch", "RankTask", Mapping[str, str]], dict[str, str]]
+
+# Carries the launch from `deeplink run` to `deeplink.scheduler.launch.rank`; the command does not see it.
 LAUNCH_VARIABLE = "DEEPLINK_LAUNCH"
-"""Carries the launch from `deeplink run` to `deeplink.scheduler.launch.rank`; the command does not see it."""
+SEATS_VARIABLE = (
+    "DEEPLINK_AGENT_SEATS"  # of agents that are started again: one text, each finds its own port in it
+)
 
 
-class NotLaunchedError(DeepLinkError):
-    """The rank starter was called by something else than `deeplink run`."""
-
-    exit_code = 2
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(
-            f"this is no rank of `deeplink run`: {problem}",
-            remedy="Start ranks with `deeplink run -- COMMAND`, not with this module.",
-        )
-        self.problem = problem
+def not_launched(problem: str) -> LaunchError:
+    """Return the error of a rank starter that something else than `deeplink run` called."""
+    remedy = "Start ranks with `deeplink run -- COMMAND`, not with this module."
+    return LaunchError(f"this is no rank of `deeplink run`: {problem}", remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """One node of a launch, as its agent announced it.
-
-    Attributes:
-        address: `host:port` of the agent.
-        topology_address: SLURM_TOPOLOGY_ADDR on the node; empty where nobody knows.
-        token_file: node-local file with the run's secret, of which its attempts' tokens are made.
-        store: node-local folder of shards.
-        interface: network interface that carries `address`.
-        pid: process id of the agent on its node.
-        weight: how large a share of the shards the node is to hold.
-        data_port: where the agent serves samples besides; 0 for nowhere.
-        links: the node's interfaces, until it is settled which are used.
-        routes: where its routes lead, until then.
-        hcas: the InfiniBand cards that NCCL is to use, as NCCL_IB_HCA has it; empty where nobody knows.
-        domain: what the node fails together with; empty where nobody knows.
-    """
+    """One node of a launch, as its agent announced it."""
 
     node: str
-    address: str
-    topology_address: str = ""
-    token_file: str = ""
-    store: str = ""
-    interface: str = ""
-    pid: int = 0
-    weight: int = 1
-    data_port: int = 0
-    links: tuple[InterfaceAddress, ...] = ()
-    routes: tuple[Route, ...] = ()
-    hcas: str = ""
-    domain: str = ""
+    address: str  # `host:port` of the agent
+    topology_address: str = ""  # SLURM_TOPOLOGY_ADDR on the node; empty where nobody knows
+    token_file: str = ""  # node-local file with the run's secret, of which its attempts' tokens are made
+    store: str = ""  # node-local folder of shards
+    interface: str = ""  # network interface that carries `address`
+    pid: int = 0  # process id of the agent on its node
+    weight: int = 1  # how large a share of the shards the node is to hold
+    data_port: int = 0  # where the agent serves samples besides; 0 for nowhere
+    links: tuple[InterfaceAddress, ...] = ()  # the node's interfaces, until it is settled which are used
+    routes: tuple[Route, ...] = ()  # where its routes lead, until then
+    hcas: str = ""  # the InfiniBand cards that NCCL is to use, as NCCL_IB_HCA has it; empty where nobody knows
+    domain: str = ""  # what the node fails together with; empty where nobody knows
 
     @classmethod
     def announced(cls, line: bytes | str) -> Self:
-        """Read the line an agent says when it is ready.
-
-        Raises:
-            ValueError, TypeError: it is none.
-        """
+        """Read the line an agent says when it is ready."""
         return cls.of(json.loads(line))
 
     @classmethod
@@ -83,7 +65,7 @@ class NodeFacts:
         links, routes = fields.pop("links", ()), fields.pop("routes", ())
         if not (links or routes):
             return cls(**fields)
-        from deeplink.links import InterfaceAddress, Route  # noqa: PLC0415 - the launcher's: ranks have none, and no time for it
+        from deeplink.rpc.resolving import InterfaceAddress, Route  # noqa: PLC0415 - the launcher's: ranks have none, and no time for it
 
         return cls(
             **fields,
@@ -108,37 +90,137 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """One attempt as every rank of it must know it.
+class AgentEndpoint:
+    """Port and folder of a node's agent, kept when it is started again."""
 
-    Attributes:
-        nodes: the nodes that run ranks, in rank order; the first ranks run on the first node.
-        spares: the nodes whose agents serve shards but that run no ranks.
-        ranks: how many each of `nodes` runs.
-        master_port: where rank 0 listens for the others.
-        passed_on: DEEPLINK_* settings that are the same on all nodes (catalog, watchdog).
-        recipe_name: which framework the ranks are of.
-        host_file: file with the nodes in rank order; empty for none.
-        container: what the ranks run in; None for the node itself.
-        restarts: how often the job's ranks were started before, by Slurm or by us.
-        max_restarts: how often they may be.
-    """
+    port: int
+    folder: Path  # node-local, of its token; ranks hold their locks there, too
+
+
+def packed_seats(before: Mapping[NodeName, NodeFacts]) -> str:
+    """Return the ports and folders of these agents, for `seat_in`."""
+    seats = {node: [int(one.address.rpartition(":")[2]), one.token_file] for node, one in before.items()}
+    return json.dumps(seats, separators=(",", ":"))
+
+
+def seat_in(env: Mapping[str, str], node: str) -> AgentEndpoint | None:
+    """Return the endpoint that this node's agent is to take; None where there is none, or it cannot be read."""
+    try:
+        port, token_file = json.loads(env[SEATS_VARIABLE])[node]
+        seat = AgentEndpoint(port=int(port), folder=Path(token_file).parent)
+    except (KeyError, ValueError, TypeError):
+        return None
+    return seat if 0 < seat.port < 1 << 16 and token_file and seat.folder.is_absolute() else None
+
+
+class Start(Enum):
+    """The processes that a recipe starts on a node."""
+
+    RANKS = "one process for each rank"
+    NODE = "one process, which starts the node's ranks itself"
+
+
+def _torchrun(launch: Launch, task: RankTask, _env: Mapping[str, str]) -> dict[str, str]:
+    # torchrun takes each of its options from PET_<OPTION> where its command line has none. The static rendezvous
+    # is the one that numbers the nodes as told: c10d sorts them by host name.
+    return {
+        "PET_NNODES": str(len(launch.nodes)),
+        "PET_NODE_RANK": str(task.rank),
+        "PET_NPROC_PER_NODE": str(launch.ranks[task.rank]),
+        "PET_MASTER_ADDR": launch.master_address,
+        "PET_MASTER_PORT": str(launch.master_port),
+        "PET_RDZV_BACKEND": "static",
+        "PET_RDZV_ID": str(launch.attempt),
+    }
+
+
+def _deepspeed(launch: Launch, task: RankTask, _env: Mapping[str, str]) -> dict[str, str]:
+    # What its own launcher sets besides torch's variables.
+    group, _ = launch.place(task.rank)
+    return {"CROSS_RANK": str(group), "CROSS_SIZE": str(len(launch.nodes)), "LOCAL_SIZE": str(launch.ranks[group])}
+
+
+def _jax(launch: Launch, task: RankTask, env: Mapping[str, str]) -> dict[str, str]:
+    visible = env.get("CUDA_VISIBLE_DEVICES", "")
+    count = len(visible.split(",")) if visible else 0
+    if launch.ranks[launch.place(task.rank)[0]] == 1:
+        # All of the node are its own. Told nothing, JAX would take the first one only, inside a Slurm job.
+        devices = ",".join(map(str, range(count)))
+    else:
+        # A rank that Slurm shows one GPU only (--gpus-per-task) calls it 0, whatever its number among the ranks.
+        devices = "0" if count == 1 else str(task.local_rank)
+    coordinator = {"JAX_COORDINATOR_ADDRESS": f"{launch.master_address}:{launch.master_port}"}
+    return {**coordinator, "JAX_LOCAL_DEVICE_IDS": devices} if devices else coordinator
+
+
+def _tensorflow(launch: Launch, task: RankTask, _env: Mapping[str, str]) -> dict[str, str]:
+    # Every worker listens, so those on one host need a port each.
+    free: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(launch.master_port))
+    hosts = [facts.host for facts, ranks in zip(launch.nodes, launch.ranks, strict=True) for _ in range(ranks)]
+    workers = [f"{host}:{next(free[host])}" for host in hosts]
+    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": task.rank}}
+    return {"TF_CONFIG": json.dumps(config)}
+
+
+def _horovod(_launch: Launch, _task: RankTask, _env: Mapping[str, str]) -> dict[str, str]:
+    # Its other controller, Gloo, needs a server that only horovodrun starts.
+    return {"HOROVOD_CONTROLLER": "mpi"}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Start of one framework."""
+
+    name: str  # what `--recipe` calls it
+    what: str  # for whom it is, one line
+    start: Start = Start.RANKS  # what is started on a node
+    settings: Settings = lambda _launch, _task, _env: {}  # besides torch.distributed's
+    mpi: bool = False  # the ranks find each other through MPI: a launcher that speaks PMI must start them
+
+    def started(self, per_node: int) -> int:
+        """Return how many processes are started on a node that is to have so many ranks."""
+        return per_node if self.start is Start.RANKS else 1
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("torch", "PyTorch DDP or FSDP with init_method env://; the default"),
+        Recipe("torchrun", "torchrun, once per node, which starts the node's ranks", Start.NODE, _torchrun),
+        # Lightning looks for torchelastic before it looks for Slurm, by TORCHELASTIC_RUN_ID alone. As torchelastic
+        # it reads RANK and GROUP_RANK; as Slurm it would take SLURM_NODEID, which follows the names of the nodes,
+        # and would ask for a job to be requeued that we relaunch.
+        Recipe("lightning", "Lightning, Trainer or Fabric"),
+        Recipe("accelerate", "Hugging Face accelerate, without its launcher"),
+        Recipe("deepspeed", "DeepSpeed, without its launcher", settings=_deepspeed),
+        Recipe("jax", "JAX, jax.distributed.initialize()", settings=_jax),
+        Recipe("tensorflow", "TensorFlow, MultiWorkerMirroredStrategy", settings=_tensorflow),
+        Recipe("mpi", "programs that call MPI_Init", mpi=True),
+        Recipe("horovod", "Horovod built with MPI", settings=_horovod, mpi=True),
+    )
+}
+DEFAULT = "torch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One attempt as every rank of it must know it."""
 
     attempt: Attempt
-    nodes: tuple[NodeFacts, ...]
-    spares: tuple[NodeFacts, ...]
-    ranks: tuple[int, ...]
-    master_port: int
-    passed_on: Mapping[str, str]
-    recipe_name: str = DEFAULT
-    host_file: str = ""
-    container: Container | None = None
-    restarts: int = 0
-    max_restarts: int = 0
+    nodes: tuple[NodeFacts, ...]  # the nodes that run ranks, in rank order; the first ranks run on the first node
+    spares: tuple[NodeFacts, ...]  # the nodes whose agents serve shards but that run no ranks
+    ranks: tuple[int, ...]  # how many each of `nodes` runs
+    master_port: int  # where rank 0 listens for the others
+    passed_on: Mapping[str, str]  # DEEPLINK_* settings that are the same on all nodes (catalog, watchdog)
+    recipe_name: str = DEFAULT  # which framework the ranks are of
+    host_file: str = ""  # file with the nodes in rank order; empty for none
+    container: Container | None = None  # what the ranks run in; None for the node itself
+    restarts: int = 0  # how often the job's ranks were started before, by Slurm or by us
+    max_restarts: int = 0  # how often they may be
 
     @property
     def recipe(self) -> Recipe:
-        """How the ranks' framework is started."""
+        """The recipe of the ranks' framework."""
         return RECIPES[self.recipe_name]
 
     @property
@@ -157,17 +239,13 @@ class Launch:
         return sum(self.started)
 
     def place(self, process: int) -> tuple[int, int]:
-        """Return which node, by its number, runs a process, and the process's number on it.
-
-        Raises:
-            NotLaunchedError: there is no such process.
-        """
+        """Return which node, by its number, runs a process, and the process's number on it."""
         left = process
         for number, count in enumerate(self.started):
             if 0 <= left < count:
                 return number, left
             left -= count
-        raise NotLaunchedError(f"there is no rank {process} of {self.processes}")
+        raise not_launched(f"there is no rank {process} of {self.processes}")
 
     @property
     def world_size(self) -> int:
@@ -176,7 +254,7 @@ class Launch:
 
     @property
     def master_address(self) -> str:
-        """Where rank 0 runs."""
+        """Rank 0's host."""
         return self.nodes[0].host
 
     def packed(self) -> str:
@@ -185,36 +263,44 @@ class Launch:
 
     @classmethod
     def unpacked(cls, text: str) -> Launch:
-        """Read what `packed` wrote.
-
-        Raises:
-            NotLaunchedError: the text is something else.
-        """
+        """Read what `packed` wrote."""
         try:
             fields = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+            container = fields.pop("container")
             if fields["recipe_name"] not in RECIPES:
-                raise NotLaunchedError(f"this version has no recipe {fields['recipe_name']!r}")
+                raise not_launched(f"this version has no recipe {fields['recipe_name']!r}")
             return cls(
                 attempt=Attempt(**fields.pop("attempt")),
                 nodes=tuple(map(NodeFacts.of, fields.pop("nodes"))),
                 spares=tuple(map(NodeFacts.of, fields.pop("spares"))),
                 ranks=tuple(fields.pop("ranks")),
-                container=_container(fields.pop("container")),
+                container=None if container is None else _container(container),
                 **fields,
             )
         except (ValueError, TypeError, KeyError, zlib.error) as problem:
-            raise NotLaunchedError(f"{LAUNCH_VARIABLE} does not hold a launch ({problem})") from problem
+            raise not_launched(f"{LAUNCH_VARIABLE} does not hold a launch ({problem})") from problem
 
 
-def _container(fields: dict[str, Any] | None) -> Container | None:
-    if fields is None:
-        return None
+def _container(fields: dict[str, Any]) -> Container:
     return Container(**{**fields, "mounts": tuple(fields["mounts"]), "options": tuple(fields["options"])})
+
+
+def host_file(launch: Launch) -> str:
+    """Return the nodes in rank order as DeepSpeed's and Open MPI's launchers read them: `NODE slots=RANKS`."""
+    return "".join(
+        f"{facts.node} slots={ranks}\n" for facts, ranks in zip(launch.nodes, launch.ranks, strict=True)
+    )
+
+
+def leave_host_file(launch: Launch) -> None:
+    """Write the file with an attempt's nodes in rank order, for users who start something on them."""
+    if launch.host_file:
+        Path(launch.host_file).write_text(host_file(launch), encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
-    """Which of the started processes one is: `rank` of all, the `local_rank`-th on `node`."""
+    """One of the started processes: `rank` of all, the `local_rank`-th on `node`."""
 
     rank: int
     local_rank: int
@@ -222,41 +308,28 @@ class RankTask:
 
 
 def slurm_task(env: Mapping[str, str]) -> RankTask:
-    """Return which rank Slurm started this process as.
-
-    Raises:
-        NotLaunchedError: Slurm did not start it.
-    """
+    """Return which rank Slurm started this process as."""
     try:
         return RankTask(int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), env["SLURMD_NODENAME"])
     except (KeyError, ValueError) as problem:
-        raise NotLaunchedError(f"Slurm did not start it ({problem})") from problem
+        raise not_launched(f"Slurm did not start it ({problem})") from problem
 
 
 def mpi_task(launch: Launch, env: Mapping[str, str]) -> RankTask:
-    """Return which rank an mpiexec started this process as.
-
-    Raises:
-        NotLaunchedError: none did, or it started more than it was told to.
-    """
+    """Return which rank an mpiexec started this process as."""
     for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):  # MPICH and its kin; Open MPI
         if env.get(name, "").isdigit():
             node, local_rank = launch.place(int(env[name]))
             return RankTask(int(env[name]), local_rank, launch.nodes[node].node)
-    raise NotLaunchedError("mpiexec does not say which rank it is")
+    raise not_launched("mpiexec does not say which rank it is")
 
 
 def rank_environment(launch: Launch, task: RankTask, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment a rank's command gets: `env` and all that DeepLink and torch.distributed read.
-
-    The node's own `SLURM_NODEID` is not used: it follows the node list, not the order of the ranks.
-
-    Raises:
-        NotLaunchedError: the launch does not place this task here.
-    """
+    """Return the environment a rank's command gets: `env` and all that DeepLink and torch.distributed read."""
+    # The node's own `SLURM_NODEID` is not used: it follows the node list, not the order of the ranks.
     group, _ = launch.place(task.rank)
     if launch.nodes[group].node != task.node:
-        raise NotLaunchedError(f"rank {task.rank} is not meant for {task.node}")
+        raise not_launched(f"rank {task.rank} is not meant for {task.node}")
     here = launch.nodes[group]
     everyone = tuple(facts.member for facts in (*launch.nodes, *launch.spares))
     settings = {

@@ -14,48 +14,38 @@ import sys
 import threading
 from collections import deque
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import grpc
 
-from deeplink.clock import Clock, SystemClock
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.messages import beat_to_wire
-from deeplink.scheduler.watch.watchdog_client import WatchdogClient
-from deeplink.text import counted
+from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.text import counted
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.liveness.heartbeats import beat_to_wire
+from deeplink.scheduler.liveness.watchdog_client import WatchdogClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from deeplink.config import Config
-    from deeplink.scheduler.watch.records import Beat, Incident, ProgressPoint
+    from deeplink.core.config import Config
+    from deeplink.scheduler.recovery.records import Beat, Incident, ProgressPoint
 
 log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 CALL_S = 2.0
-LAST_BEAT_S = 3.0
-"""How long the end of a run waits for its last beat to be delivered."""
+LAST_BEAT_S = 3.0  # How long the end of a run waits for its last beat to be delivered
 MOST_POINTS = 2_048
-MOST_INCIDENTS = 256
-"""Kept for a far end that is away, the newest."""
-MOST_INCIDENTS_AT_ONCE = 16
-"""Each may have a megabyte of stacks."""
+MOST_INCIDENTS = 256  # Kept for a far end that is away, the newest
+MOST_INCIDENTS_AT_ONCE = 16  # Each may have a megabyte of stacks
 MOST_LINES = 1_024
 
 
 class EventSink:
-    """Delivers the newest beat about once a second from a thread, and at once when something happened.
-
-    Args:
-        deliver: takes one beat, in bounded time; raises what it likes when it cannot. What was told with a beat is
-            told again after a DeepLinkError, an OSError or an RpcError, and dropped where it was refused or
-            anything else was raised: a beat that fails for ever would look like a launcher that is lost.
-        name: for the thread and the log.
-        clock: where durations come from.
-    """
+    """Delivers the newest heartbeat about once a second from a thread, and at once when something happened."""
 
     def __init__(self, deliver: Callable[[Beat], None], name: str, clock: Clock | None = None) -> None:
         self._deliver, self._name, self._clock = deliver, name, clock or SystemClock()
@@ -75,7 +65,7 @@ class EventSink:
     def give(
         self, beat: Beat, points: Iterable[ProgressPoint], incidents: Iterable[Incident], *, now: bool
     ) -> None:
-        """Take over what is to be told; does not wait."""
+        """Take over what is to be delivered; does not wait."""
         with self._lock:
             self._beat, self._given_at = beat, self._clock.monotonic()
             self._points.extend(points)
@@ -103,10 +93,10 @@ class EventSink:
                 self._news.wait(BEAT_S)
             self._news.clear()
             is_last = self._closing.is_set()
-            has_more = self._tell()
+            has_more = self._deliver_next()
 
-    def _tell(self) -> bool:
-        """Deliver what is to be told, or the first part of it; True where that went well and more is left."""
+    def _deliver_next(self) -> bool:
+        """Deliver what was given, or the first part of it; True where that went well and more is left."""
         with self._lock:
             if self._beat is None:
                 return False
@@ -118,9 +108,10 @@ class EventSink:
         try:
             self._deliver(beat)
         except Exception as problem:  # noqa: BLE001 - whatever is wrong with the far end, the job goes on
-            self._complain(problem, beat)
+            is_final = _is_final(problem)
+            self._complain(problem, beat, is_final=is_final)
             self._is_away = True
-            if not _is_final(problem):
+            if not is_final:
                 with self._lock:
                     self._points = deque((*points, *self._points), maxlen=MOST_POINTS)
                 return False
@@ -134,13 +125,13 @@ class EventSink:
                     del self._incidents[incident.id]
             return bool(self._incidents) and not self._is_away
 
-    def _complain(self, problem: Exception, beat: Beat) -> None:
+    def _complain(self, problem: Exception, beat: Beat, *, is_final: bool) -> None:
         """Say what is wrong, once."""
-        why = _said(problem)
-        if _is_final(problem) and (beat.progress or beat.incidents):
+        why = (problem.details() if isinstance(problem, grpc.RpcError) else "") or str(problem) or repr(problem)
+        if is_final and (beat.progress or beat.incidents):
             lost = f"{counted(len(beat.progress), 'report')} and {counted(len(beat.incidents), 'incident')}"
-            trace = None if isinstance(problem, grpc.RpcError) else problem
-            if why != self._lost_for:  # who refuses one report may refuse one each second, for weeks
+            if why != self._lost_for:  # what refuses one report may refuse one each second, for weeks
+                trace = None if isinstance(problem, grpc.RpcError) else problem
                 log.warning("%s: %s cannot be told: %s", self._name, lost, why, exc_info=trace)
             self._lost_for = why
         elif not self._is_away:
@@ -148,21 +139,15 @@ class EventSink:
 
 
 def _is_final(problem: Exception) -> bool:
-    """Whether telling the same again is no use: the far end refuses it, or it cannot even be put into words.
-
-    Without it the next beat may be taken.
-    """
+    """Whether delivering the same again is no use: the far end refuses it, or it cannot even be put into words."""
+    # Without it the next heartbeat may be taken.
     if isinstance(problem, grpc.RpcError):
         return problem.code() is grpc.StatusCode.INVALID_ARGUMENT
     return not isinstance(problem, (DeepLinkError, OSError))
 
 
-def _said(problem: Exception) -> str:
-    return (problem.details() if isinstance(problem, grpc.RpcError) else "") or str(problem) or repr(problem)
-
-
 def to_watchdog(config: Config) -> Callable[[Beat], None] | None:
-    """Return what sends the beats of one job to the site's watchdog; None where there is none."""
+    """Return what sends the heartbeats of one job to the site's watchdog; None where there is none."""
     if not config.watch:
         return None
     opened: list[WatchdogClient] = []
@@ -176,29 +161,22 @@ def to_watchdog(config: Config) -> Callable[[Beat], None] | None:
 
 
 def to_journal(path: Path, clock: Clock) -> Callable[[Beat], None]:
-    """Return what writes beats to the job's own journal, which is opened when first needed."""
-    opened: list[Journal] = []
-
-    def deliver(beat: Beat) -> None:
-        if not opened:
-            opened.append(Journal(path, shared_file_system=True))
-        opened[0].record_beat(beat, clock.unix())
-
-    return deliver
+    """Return what writes heartbeats to the job's own journal, which is opened when first needed."""
+    opened = cache(lambda: Journal(path, shared_file_system=True))
+    return lambda beat: opened().record_beat(beat, clock.unix())
 
 
-class _Scribe:
+class _Writer:
     """Writes lines to a file and to standard error from a thread: either may hang with the storage it is on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lines: queue.Queue[tuple[str, str] | None] = queue.Queue(maxsize=MOST_LINES)
-        self._complained = False
         self._thread = threading.Thread(target=self._run, name="deeplink-events", daemon=True)
         self._thread.start()
 
     def write(self, line: str, said: str) -> None:
-        """Take a line for the file and one for people over; does not wait, and drops them when too many do."""
+        """Take over a line for the file and one for people; does not wait, and drops them when too many wait."""
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait((line, said))
 
@@ -209,15 +187,15 @@ class _Scribe:
         self._thread.join(LAST_BEAT_S)
 
     def _run(self) -> None:
-        while (taken := self._lines.get()) is not None:
-            line, said = taken
+        has_complained = False
+        for line, said in iter(self._lines.get, None):
             try:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(f"{line}\n")
             except OSError as problem:
-                if not self._complained:
+                if not has_complained:
                     log.warning("%s: %s", self._path, problem)
-                self._complained = True
+                has_complained = True
             if said:
                 with contextlib.suppress(OSError):  # nobody reads our standard error: the ranks still matter
                     sys.stderr.write(f"{said}\n")
@@ -225,27 +203,18 @@ class _Scribe:
 
 
 class EventLog:
-    """Events of one run, told to everybody concerned.
+    """The events of one run, for its folder, for people, and for the sinks."""
 
-    Args:
-        folder: the job's state folder.
-        clock: where the times come from.
-        couriers: who gets beats.
-        as_json: tell people JSON lines instead of sentences.
-    """
-
-    def __init__(
-        self, folder: Path, clock: Clock, couriers: Iterable[EventSink], *, as_json: bool = False
-    ) -> None:
-        self._scribe = _Scribe(folder / "events.jsonl")
-        self._clock, self._couriers, self._as_json = clock, list(couriers), as_json
+    def __init__(self, folder: Path, clock: Clock, sinks: Iterable[EventSink], *, as_json: bool = False) -> None:
+        self._writer = _Writer(folder / "events.jsonl")
+        self._clock, self._sinks, self._as_json = clock, list(sinks), as_json
 
     def event(self, name: str, sentence: str = "", **facts: object) -> None:
         """Write an event down; say the sentence, if there is one, on standard error. Does not wait."""
         record = {"event": name, "unix": self._clock.unix(), "monotonic": self._clock.monotonic(), **facts}
         line = json.dumps(record, separators=(",", ":"))
         said = f"deeplink: {sentence}" if sentence else ""
-        self._scribe.write(line, line if self._as_json else said)
+        self._writer.write(line, line if self._as_json else said)
 
     def beat(
         self,
@@ -255,16 +224,16 @@ class EventLog:
         incidents: Iterable[Incident] = (),
         now: bool = False,
     ) -> None:
-        """Hand the newest beat to the couriers."""
-        for courier in self._couriers:
-            courier.give(beat, points, incidents, now=now)
+        """Hand the newest heartbeat to the sinks."""
+        for sink in self._sinks:
+            sink.give(beat, points, incidents, now=now)
 
     def stuck_s(self) -> float:
-        """Return for how long a courier has not come back: calls are bounded (CALL_S), so its storage hangs."""
-        return max((courier.stuck_s() for courier in self._couriers), default=0.0)
+        """Return for how long a sink has not come back: calls are bounded (CALL_S), so its storage hangs."""
+        return max((sink.stuck_s() for sink in self._sinks), default=0.0)
 
     def close(self) -> None:
         """Let the last of it be delivered."""
-        for courier in self._couriers:
-            courier.close()
-        self._scribe.close()
+        for sink in self._sinks:
+            sink.close()
+        self._writer.close()

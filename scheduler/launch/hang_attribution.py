@@ -1,4 +1,4 @@
-"""Tells ranks that hang from ranks that wait for them; pure.
+"""Tells ranks that hang from ranks that wait for them, and what late ranks' processes do; pure, time is passed in.
 
 The signs, the surest first: a process that is stopped, gone or stuck in the kernel while others are not (gone or
 stuck at most half of them: where most have ended, or storage holds most, they are not the odd ones); a rank in no
@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.launch.process_activity import HELD
-from deeplink.text import counted
+from deeplink.core.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from deeplink.types import NodeName
+    from deeplink.core.types import NodeName
 
+IDLE_SHARE = 0.01  # a process that uses less of one CPU waits: threads that wake up to look at a clock use 1/1000
+UNBROKEN_S = 30.0  # between two looks further apart (the whole job may have been suspended) nothing is known
+STOPPED = "T"
+HELD = frozenset({"T", "t"})
+ENDED = frozenset({"Z", "X", "x", ""})
 WORDS = {
     "T": "stopped (T)",
     "t": "held by a debugger (t)",
@@ -30,8 +35,7 @@ WORDS = {
     "D": "stuck in the kernel (D)",
 }
 _SIGNS = (frozenset("T"), frozenset("t"), frozenset(("Z", "X", "")), frozenset("D"))
-DEEP = 8
-"""Frames from the innermost one on in which a collective is looked for."""
+DEEP = 8  # Frames from the innermost one on in which a collective is looked for
 MOST_NAMED = 4
 # Where ranks wait for each other: torch.distributed, the end of DDP's backward pass, mpi4py, Horovod.
 _COLLECTIVE_FILES = frozenset({"distributed_c10d.py", "mpi_ops.py"})
@@ -54,20 +58,98 @@ _KERNEL = re.compile(r"^thread \d+ \(.*\): \S+ in (?P<function>\S+)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """Where one rank is.
+class ProcessSnapshot:
+    """A rank's process as its agent saw it: state as in proc(5), CPU time so far of it and all below it."""
 
-    Attributes:
-        state: of its process, as in proc(5); empty for none.
-        frames: of its main thread, `function (file)`, the innermost first; empty where unknown.
-        step: the newest it reported; None where it reports none.
-    """
+    state: str
+    cpu_s: float
+
+
+class ActivityAnswer(Enum):
+    """A look at ranks that are late."""
+
+    UNKNOWN = "unknown"
+    STOPPED = "stopped"
+    HELD = "held"
+    IDLE = "idle"
+    WORKING = "working"
+
+
+@dataclass(frozen=True, slots=True)
+class RankActivity:
+    """Activity of the processes of an attempt's ranks."""
+
+    answer: ActivityAnswer = ActivityAnswer.UNKNOWN
+    ranks: tuple[int, ...] = ()  # those that are stopped, or that work
+
+
+def activity(
+    before: Mapping[int, ProcessSnapshot], now: Mapping[int, ProcessSnapshot], between_s: float, world: int
+) -> RankActivity:
+    """Return what ranks do, from two samples of their processes' CPU time and state."""
+    both = {rank: (before[rank], now[rank]) for rank in sorted(before.keys() & now.keys())}
+    here = {rank: two for rank, two in both.items() if two[1].state not in ENDED}
+    if not here or between_s <= 0:
+        return RankActivity()
+    held = tuple(rank for rank, (first, last) in here.items() if first.state in HELD and last.state in HELD)
+    stopped = tuple(rank for rank in held if here[rank][1].state == STOPPED)
+    if stopped and len(held) < len(here):
+        return RankActivity(ActivityAnswer.STOPPED, stopped)
+    if held:
+        return RankActivity(ActivityAnswer.HELD, held)
+    least_s = IDLE_SHARE * between_s
+    working = tuple(rank for rank, (first, last) in here.items() if last.cpu_s - first.cpu_s > least_s)
+    if working:
+        return RankActivity(ActivityAnswer.WORKING, working)
+    return RankActivity(ActivityAnswer.IDLE if len(both) >= world else ActivityAnswer.UNKNOWN)
+
+
+@dataclass(slots=True)
+class ActivityHistory:
+    """Activity of the processes of late ranks, look after look."""
+
+    newest: RankActivity = RankActivity()  # what the last two looks say
+    _before: Mapping[int, ProcessSnapshot] | None = None
+    _looked: float = 0.0
+    _idle_since: float | None = None
+    _stopped_since: dict[int, float] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """No rank is late any more, or other ranks are."""
+        self.newest, self._before, self._idle_since, self._stopped_since = RankActivity(), None, None, {}
+
+    def look(self, now: Mapping[int, ProcessSnapshot], at: float, world: int) -> None:
+        """Take in one look."""
+        if at - self._looked > UNBROKEN_S:
+            self.forget()
+        if self._before is not None:
+            self.newest = activity(self._before, now, at - self._looked, world)
+            if self.newest.answer is not ActivityAnswer.IDLE:
+                self._idle_since = None
+            elif self._idle_since is None:
+                self._idle_since = self._looked
+            still = self.newest.ranks if self.newest.answer is ActivityAnswer.STOPPED else ()
+            self._stopped_since = {rank: self._stopped_since.get(rank, self._looked) for rank in still}
+        self._before, self._looked = dict(now), at
+
+    def idle_s(self) -> float:
+        """Return for how long no rank has worked, as far as looked; 0 while one does."""
+        return 0.0 if self._idle_since is None else self._looked - self._idle_since
+
+    def stopped_s(self) -> float:
+        """Return for how long a rank has been stopped while another was not, as far as looked; 0 where none is."""
+        return self._looked - min(self._stopped_since.values(), default=self._looked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Where one rank is."""
 
     rank: int
     node: NodeName
-    state: str
-    frames: tuple[str, ...] = ()
-    step: int | None = None
+    state: str  # of its process, as in proc(5); empty for none
+    frames: tuple[str, ...] = ()  # of its main thread, `function (file)`, the innermost first; empty where unknown
+    step: int | None = None  # the newest it reported; None where it reports none
 
     @property
     def waits(self) -> bool:
@@ -77,14 +159,10 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
-    """Whom the others wait for; nobody where it cannot be told.
+    """The ranks that the others wait for; none where it cannot be told."""
 
-    Attributes:
-        why: what gives them away, for people.
-    """
-
-    ranks: tuple[Where, ...] = ()
-    why: str = ""
+    ranks: tuple[RankPlace, ...] = ()
+    why: str = ""  # what gives them away, for people
 
     @property
     def nodes(self) -> tuple[NodeName, ...]:
@@ -117,66 +195,62 @@ def _is_collective(frame: str) -> bool:
     return file in _COLLECTIVE_FILES or function.rpartition(".")[2] in _COLLECTIVES
 
 
-def blame(ranks: Sequence[Where]) -> Blame:
+def blame(ranks: Sequence[RankPlace]) -> Blame:
     """Return which of these hang, and which only wait."""
     for states in _SIGNS:
         odd = [one for one in ranks if one.state in states]
         most = len(ranks) - 1 if states <= HELD else len(ranks) // 2
         if 0 < len(odd) <= most:
-            return Blame(ranks=tuple(odd), why=f"{_named(odd)} {_is(odd)} {WORDS.get(odd[0].state, odd[0].state)}")
+            return Blame(ranks=tuple(odd), why=f"{_are(odd)} {WORDS.get(odd[0].state, odd[0].state)}")
     known = [one for one in ranks if one.frames]
     waiting = [one for one in known if one.waits]
     odd = [one for one in known if not one.waits]
     if waiting and 0 < len(odd) <= len(known) // 2:
-        return Blame(ranks=tuple(odd), why=f"{_named(odd)} {_is(odd)} in {_place(odd)}{_others(waiting)}")
+        return Blame(ranks=tuple(odd), why=f"{_are(odd)} in {_place(odd)}{_others(waiting)}")
     return _elsewhere(known) or _behind(ranks)
 
 
-def _elsewhere(known: Sequence[Where]) -> Blame | None:
+def _elsewhere(known: Sequence[RankPlace]) -> Blame | None:
     places = Counter(one.frames for one in known)
     if len(places) == 2:  # noqa: PLR2004 - one place for all the others
         (frames, count), (_, few) = places.most_common()
         if few == 1 and count > 1:
             odd = [one for one in known if one.frames != frames]
             rest = [one for one in known if one.frames == frames]
-            return Blame(ranks=tuple(odd), why=f"{_named(odd)} {_is(odd)} in {_place(odd)}{_others(rest)}")
+            return Blame(ranks=tuple(odd), why=f"{_are(odd)} in {_place(odd)}{_others(rest)}")
     return None
 
 
-def _behind(ranks: Sequence[Where]) -> Blame:
+def _behind(ranks: Sequence[RankPlace]) -> Blame:
     steps = {one.rank: one.step for one in ranks if one.step is not None}
     last, first = min(steps.values(), default=0), max(steps.values(), default=0)
     odd = [one for one in ranks if one.step == last]
     if first - last > 1 and 2 * len(odd) < len(steps):
-        return Blame(ranks=tuple(odd), why=f"{_named(odd)} {_is(odd)} {first - last} steps behind")
+        return Blame(ranks=tuple(odd), why=f"{_are(odd)} {first - last} steps behind")
     return Blame()
 
 
-def _named(ranks: Collection[Where]) -> str:
-    named = ", ".join(f"{one.rank} on {one.node}" for one in list(ranks)[:MOST_NAMED])
-    more = len(ranks) - MOST_NAMED
-    word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {named}" + (f" and {more} more" if more > 0 else "")
+def _are(ranks: Sequence[RankPlace]) -> str:
+    """Return "rank 3 on n1 is", or "ranks 3 on n1, 4 on n1 are"."""
+    listed = ", ".join(f"{one.rank} on {one.node}" for one in ranks[:MOST_NAMED])
+    more = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
+    return f"rank {listed} is" if len(ranks) == 1 else f"ranks {listed}{more} are"
 
 
-def _is(ranks: Collection[Where]) -> str:
-    return "is" if len(ranks) == 1 else "are"
-
-
-def _place(ranks: Sequence[Where]) -> str:
+def _place(ranks: Sequence[RankPlace]) -> str:
     return Counter(one.frames[0] for one in ranks).most_common(1)[0][0]
 
 
-def _others(ranks: Sequence[Where]) -> str:
+def _others(ranks: Sequence[RankPlace]) -> str:
     collectives = [frame for one in ranks for frame in one.frames[:DEEP] if _is_collective(frame)]
     place = Counter(collectives).most_common(1)[0][0] if collectives else _place(ranks)
     return f", {counted(len(ranks), 'other')} in {place}"
 
 
-def summary(ranks: Sequence[Where], blamed: Blame) -> str:
+def summary(ranks: Sequence[RankPlace], blamed: Blame) -> str:
     """Return one line on where the ranks are; empty where nothing is known."""
     if blamed.ranks:
         return blamed.why
-    places: Mapping[str, int] = Counter(one.frames[0] for one in ranks if one.frames)
-    said = [f"{counted(count, 'rank')} in {place}" for place, count in Counter(places).most_common(3)]
-    return f"nobody stands out: {', '.join(said)}" if said else ""
+    places = Counter(one.frames[0] for one in ranks if one.frames).most_common(3)
+    said = [f"{counted(count, 'rank')} in {place}" for place, count in places]
+    return f"no rank differs from the others: {', '.join(said)}" if said else ""

@@ -13,43 +13,137 @@ time it counts what the processes are doing:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import json
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
 
-from deeplink.scheduler.launch.process_activity import ActivityAnswer, RankActivity
-from deeplink.scheduler.launch.timeout_learning import FACTOR, LEAST_S, SETUP, STEPS, SilenceLimit, Silences
-from deeplink.text import listed
+from deeplink.core.text import listed
+from deeplink.scheduler.launch.hang_attribution import ActivityAnswer, RankActivity
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
-STALL_S = 1.0
-"""If we ourselves did nothing for longer than this (the whole job was suspended), that time counts for nobody."""
-IDLE_S = 600.0
-"""So long nobody works before that counts as a hang: NCCL's own patience, and more than storage is frozen for."""
-IDLE_SETUP_S = 1800.0
-"""The same while the job is being set up, where it may wait for data or a licence."""
-UNHEARD_S = 30.0
-"""For so long a rank must have been seen stopped where no rank ever reported: who knows what the others do."""
-WATCHED_IDLE_S = 60.0
-"""For how long all must have been seen idle, without a break."""
+# Learned from the job itself, per section: how long a rank may be silent before it is late.
+SETUP, STEPS, EVALUATION, CHECKPOINT = "setup", "", "evaluation", "checkpoint"
+LEAST_S = 10.0
+FACTOR = 3.0
+QUANTILE = 0.99
+KEPT = 512  # silences of each section that are remembered, the newest
+MOST_SECTIONS = 64
+ENOUGH_STEPS = 40  # silences between steps that must be seen, over all ranks: four have had ten each after seconds
+ENOUGH = 8  # silences of any other section that must be seen
+DEFAULTS = {
+    # A file system that is cold for ten thousand ranks at once, compilation, a data set opened, NCCL's rings.
+    SETUP: 600.0,
+    # The first steps compile and tune kernels; NVIDIA's resiliency extension waits as long.
+    STEPS: 180.0,
+    # Shared storage that all ranks write to at once; theirs, too.
+    CHECKPOINT: 420.0,
+    # A whole pass over other data.
+    EVALUATION: 600.0,
+}
+OTHER_S = 600.0  # a section of the user's own name
+
+STALL_S = 1.0  # if we ourselves did nothing for longer (the whole job was suspended), that time counts for no rank
+IDLE_S = 600.0  # so long no rank works before it is a hang: NCCL's own limit, and more than storage is frozen for
+IDLE_SETUP_S = 1800.0  # the same while the job is being set up, where it may wait for data or a licence
+UNHEARD_S = 30.0  # so long a rank must have been seen stopped where no rank ever reported
+WATCHED_IDLE_S = 60.0  # for how long all must have been seen idle, without a break
+
+WINDOW = 16  # steps of every rank between two comparisons of their speed
+IN_A_ROW = 4
+SLOW_LEAST_S = 10.0  # steps of a millisecond fill four windows before that could be called lasting
+SLOW_FACTOR = 1.25
+DEVIATIONS = 6.0
+SIGMA = 1.4826  # times the median absolute deviation is the standard deviation of a normal distribution
+LEAST_RANKS = 3  # of two different ranks either may be the slow one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankReport:
-    """One report of a rank.
+class SilenceLimit:
+    """The longest allowed silence of a section."""
 
-    Attributes:
-        step: None where it has done none.
-        section: what it is about; empty for training steps.
-    """
-
-    rank: int
-    step: int | None
-    section: str = ""
+    seconds: float  # by then a rank is late
+    longest_s: float = 0.0  # the longest silence that ended well, ever; 0 before the first
+    is_learned: bool = False  # whether it comes from this job's own history
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
+class _Seen:
+    silences: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    longest_s: float = 0.0
+    count: int = 0
+
+
+class Silences:
+    """Silences learned of one job, over all its attempts."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+
+    def learn(self, section: str, silence_s: float) -> None:
+        """Take note of a silence that ended well."""
+        if not math.isfinite(silence_s) or silence_s < 0:
+            return
+        if section not in self._seen and len(self._seen) >= MOST_SECTIONS:
+            return
+        seen = self._seen.setdefault(section, _Seen())
+        seen.silences.append(silence_s)
+        seen.longest_s = max(seen.longest_s, silence_s)
+        seen.count += 1
+
+    def knows(self, section: str) -> bool:
+        """Whether such a section has ever ended."""
+        return section in self._seen
+
+    def limit(self, section: str) -> SilenceLimit:
+        """Return how long the section may be silent, by what is known now."""
+        seen = self._seen.get(section)
+        default = DEFAULTS.get(section, OTHER_S)
+        if seen is None:
+            return SilenceLimit(seconds=default)
+        ordered = sorted(seen.silences)
+        usual = FACTOR * ordered[min(len(ordered) - 1, math.ceil(QUANTILE * len(ordered)))]
+        if seen.count < (ENOUGH_STEPS if section == STEPS else ENOUGH):
+            return SilenceLimit(seconds=max(default, usual), longest_s=seen.longest_s)
+        return SilenceLimit(seconds=max(LEAST_S, usual), longest_s=seen.longest_s, is_learned=True)
+
+    def as_text(self) -> str:
+        """Return all of it as JSON, for `Silences.read`."""
+        sections = {
+            name: {
+                "silences": [round(one, 3) for one in seen.silences],
+                "longest": seen.longest_s,
+                "count": seen.count,
+            }
+            for name, seen in self._seen.items()
+        }
+        return json.dumps({"version": 1, "sections": sections})
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Return what `as_text` wrote; what cannot be read counts as nothing learned."""
+        silences = cls()
+        try:
+            found: dict[str, Any] = json.loads(text)
+            for name, one in dict(found["sections"]).items():
+                *kept, longest_s = (float(number) for number in (*one["silences"], one["longest"]))
+                if not all(math.isfinite(number) and number >= 0 for number in (*kept, longest_s)):
+                    return cls()
+                seen = _Seen(deque(kept, maxlen=KEPT))
+                seen.longest_s = max(*seen.silences, longest_s) if kept else longest_s
+                seen.count = max(int(one["count"]), len(seen.silences))
+                if kept and len(silences._seen) < MOST_SECTIONS:
+                    silences._seen[str(name)] = seen
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            return cls()
+        return silences
+
+
+@dataclass(frozen=True, slots=True)
 class LateRank:
     """A rank nothing new was heard of for longer than its section may take."""
 
@@ -75,12 +169,7 @@ class _Rank:
 
 
 class ProgressClock:
-    """When each rank of an attempt was last heard of with something new.
-
-    Args:
-        silences: what was learned of the job; learns on.
-        steps_s: the limit for training steps, where somebody set one; None: as learned.
-    """
+    """When each rank of an attempt was last heard of with something new."""
 
     def __init__(self, silences: Silences, steps_s: float | None = None) -> None:
         self._silences, self._steps_s = silences, steps_s
@@ -96,7 +185,7 @@ class ProgressClock:
         self.has_sections = False
 
     def tick(self, now: float) -> None:
-        """Called all the while; when we did not run ourselves, that time counts for nobody."""
+        """Called all the while; when we did not run ourselves, that time does not count."""
         stall = now - self._ticked
         self._ticked = now
         if stall > STALL_S:
@@ -104,29 +193,21 @@ class ProgressClock:
             for rank in self._ranks.values():
                 rank.since += stall
 
-    def take(self, news: RankReport, now: float) -> None:
-        """Take in what a rank reports; the same step in the same section is nothing new."""
-        if news.section != STEPS and not (news.section == SETUP and news.step is None):
+    def take(self, rank: int, step: int | None, section: str, now: float) -> None:
+        """Take in a report of a rank, `step` None where it has done none. The same step and section is not new."""
+        if section != STEPS and not (section == SETUP and step is None):
             self.has_sections = True
-        known = self._ranks.get(news.rank)
+        known = self._ranks.get(rank)
         if known is None:
             # A report of steps ends the setup; one that says "setup" goes on with it.
-            if news.step is not None:
+            if step is not None:
                 self._silences.learn(SETUP, now - self._began)
-            since = self._began if news.section == SETUP else now
-            self._ranks[news.rank] = _Rank(news.step, news.section, since)
+            self._ranks[rank] = _Rank(step, section, self._began if section == SETUP else now)
             return
-        is_newer = news.step is not None and (known.step is None or news.step > known.step)
-        if not is_newer and news.section == known.section:
-            return
-        self._silences.learn(known.section, now - known.since)
-        if is_newer:
-            known.step = news.step
-        known.section, known.since = news.section, now
-
-    def silent_s(self, now: float) -> dict[int, float]:
-        """Return for how long each rank that was ever heard of has had no news."""
-        return {rank: now - one.since for rank, one in self._ranks.items()}
+        is_newer = step is not None and (known.step is None or step > known.step)
+        if is_newer or section != known.section:
+            self._silences.learn(known.section, now - known.since)
+            self._ranks[rank] = _Rank(step if is_newer else known.step, section, now)
 
     @property
     def steps(self) -> dict[int, int]:
@@ -144,42 +225,28 @@ class ProgressClock:
         return not self.steps
 
     def late(self, now: float, share: float = 1.0) -> tuple[LateRank, ...]:
-        """Return the ranks that have used up this share of their time, by rank.
-
-        While nobody was heard of, that is nobody, unless the job is known to report: then all are being set up.
-        """
+        """Return the ranks that have used up this share of their time, by rank."""
+        # While none was heard of, that is none, unless the job is known to report: then all are being set up.
         ranks = self._ranks
         if not ranks and self._steps_s is None and self._silences.knows(SETUP):
-            ranks = {rank: _Rank(None, SETUP, self._began) for rank in range(self._world)}
+            ranks = self._set_up
         # Asked ten times a second, perhaps of ten thousand ranks: each section's limit is worked out once.
         limits = {section: self._limit(section) for section in {one.section for one in ranks.values()}}
-        return tuple(
-            LateRank(
-                rank=rank,
-                section=one.section,
-                silent_s=now - one.since,
-                limit_s=limits[one.section].seconds,
-                is_learned=limits[one.section].is_learned,
-            )
-            for rank, one in sorted(ranks.items())
-            if now - one.since > share * limits[one.section].seconds
-        )
+        return _overdue(ranks, limits, now, share)
 
     def quiet(self, now: float, share: float = 1.0) -> tuple[LateRank, ...]:
-        """Return the ranks without news for this share of the shortest limit there is, whatever was learned.
-
-        Also those that were never heard of, where nobody was, or where most others were: then this one should
-        have been, too. Nobody else can be late.
-        """
-        least = LEAST_S if self._steps_s is None else min(LEAST_S, self._steps_s)
+        """Return the ranks without news for this share of the shortest limit there is, whatever was learned."""
+        # Also those that were never heard of, where none was, or where most others were: then this one should
+        # have been, too. No other rank can be late.
+        least = SilenceLimit(seconds=LEAST_S if self._steps_s is None else min(LEAST_S, self._steps_s))
         ranks = self._ranks
         if len(ranks) < self._world and (not ranks or 2 * len(ranks) > self._world):
-            ranks = {rank: _Rank(None, SETUP, self._began) for rank in range(self._world)} | ranks
-        return tuple(
-            LateRank(rank=rank, section=one.section, silent_s=now - one.since, limit_s=least, is_learned=False)
-            for rank, one in sorted(ranks.items())
-            if now - one.since > share * least
-        )
+            ranks = self._set_up | ranks
+        return _overdue(ranks, dict.fromkeys({one.section for one in ranks.values()}, least), now, share)
+
+    @property
+    def _set_up(self) -> dict[int, _Rank]:
+        return {rank: _Rank(None, SETUP, self._began) for rank in range(self._world)}
 
     def _limit(self, section: str) -> SilenceLimit:
         limit = self._silences.limit(section)
@@ -199,52 +266,41 @@ class ProgressClock:
         return max([idle, FACTOR * longest, *(one.limit_s for one in late)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatenessEvidence:
-    """What is known of ranks that are late.
-
-    Attributes:
-        late: they.
-        all_late: whether nobody else was ever heard of: nobody makes progress.
-        seen: what the processes of all ranks do.
-        idle_s: for how long none of them has worked, as far as looked.
-        patience_s: how long they may be silent without working.
-        is_set: whether somebody set the limit: then no more is asked.
-    """
-
-    late: tuple[LateRank, ...]
-    all_late: bool
-    seen: RankActivity
-    idle_s: float
-    patience_s: float
-    is_set: bool
+def _overdue(
+    ranks: Mapping[int, _Rank], limits: Mapping[str, SilenceLimit], now: float, share: float
+) -> tuple[LateRank, ...]:
+    late = []
+    for rank, one in sorted(ranks.items()):
+        limit, silent_s = limits[one.section], now - one.since
+        if silent_s > share * limit.seconds:
+            late.append(LateRank(rank, one.section, silent_s, limit.seconds, limit.is_learned))
+    return tuple(late)
 
 
-def hung(evidence: LatenessEvidence) -> str:
+def hung(
+    late: Collection[LateRank],
+    *,
+    all_late: bool,  # no other rank was ever heard of: none makes progress
+    seen: RankActivity,
+    idle_s: float,  # for how long none of them has worked, as far as looked
+    patience_s: float,  # how long they may be silent without working
+    is_set: bool,  # the limit was set: then no more is asked
+) -> str:
     """Return why the ranks count as hung; empty while they do not."""
-    late, seen = evidence.late, evidence.seen
     if not late:
         return ""
     if seen.answer is ActivityAnswer.STOPPED:
         longest = longest_late(late)
-        who = _stopped(seen)
         silent = f"nothing new of {named([one.rank for one in late])} for {longest.silent_s:.0f} s"
-        return f"{who}, and {silent} ({longest.limit})"
+        return f"{_stopped(seen)}, and {silent} ({longest.limit})"
     silent_s = min(one.silent_s for one in late)
-    if evidence.is_set:
-        return f"no progress for {silent_s:.0f} s" if evidence.all_late else ""
-    is_idle = silent_s > evidence.patience_s and evidence.idle_s >= WATCHED_IDLE_S
-    return f"no progress for {silent_s:.0f} s, and no rank works" if evidence.all_late and is_idle else ""
+    if not all_late or not (is_set or (silent_s > patience_s and idle_s >= WATCHED_IDLE_S)):
+        return ""
+    return f"no progress for {silent_s:.0f} s" + ("" if is_set else ", and no rank works")
 
 
 def stopped(seen: RankActivity, stopped_s: float, *, is_heard: bool) -> str:
-    """Return why ranks hang that may not even be late: one has been stopped for long; empty where none was.
-
-    Args:
-        seen: what the processes of all ranks do.
-        stopped_s: for how long a rank has been seen stopped while another was not.
-        is_heard: whether any rank has reported.
-    """
+    """Return why ranks hang that may not even be late: one has been stopped for long; empty where none was."""
     if seen.answer is not ActivityAnswer.STOPPED or stopped_s < (LEAST_S if is_heard else UNHEARD_S):
         return ""
     return f"{_stopped(seen)}, for {stopped_s:.0f} s, and the others are not"
@@ -262,3 +318,70 @@ def longest_late(late: Collection[LateRank]) -> LateRank:
 def named(ranks: Collection[int]) -> str:
     """Return ranks for people, the first eight of them."""
     return f"rank {listed(ranks)}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A rank that the others wait for."""
+
+    rank: int
+    factor: float  # how many times as long its work takes as that of the rank in the middle
+    work_s: float  # how long, seconds
+    median_s: float  # of all ranks
+    steps: int  # for how many steps it has been slow
+
+
+def slow_ranks(work_s: Mapping[int, float]) -> dict[int, float]:
+    """Return the ranks that are slow in one window, and by which factor."""
+    # More than a third of them are no stragglers: the job's ranks differ.
+    if len(work_s) < LEAST_RANKS:
+        return {}
+    middle = statistics.median(work_s.values())
+    spread = SIGMA * statistics.median(abs(one - middle) for one in work_s.values())
+    limit = max(SLOW_FACTOR * middle, middle + DEVIATIONS * spread)
+    slow = {rank: one / middle for rank, one in work_s.items() if one > limit and middle > 0}
+    return slow if 3 * len(slow) <= len(work_s) else {}
+
+
+class Stragglers:
+    """Compares the ranks of an attempt, window after window."""
+
+    def __init__(self) -> None:
+        self._newest: dict[int, int] = {}
+        self._said: dict[int, deque[float]] = {}  # in this window
+        self._from: int | None = None
+        self._through: set[int] = set()  # the ranks that are through with this window
+        self._rows: dict[int, int] = {}
+        self._since: dict[int, float] = {}  # the end of the first window in which each was slow
+        self.found: dict[int, Straggler] = {}
+
+    def take(self, rank: int, step: int, work_s: float, now: float) -> None:
+        """Take in what a rank says of its own work; 0 where it does not measure it. `now` is monotonic."""
+        if not 0 < work_s < float("inf"):
+            return
+        self._newest[rank] = step
+        self._said.setdefault(rank, deque(maxlen=WINDOW)).append(work_s)
+        if self._from is None:
+            self._from = step
+        elif step >= self._from + WINDOW:
+            self._through.add(rank)
+        if self._through and len(self._through) == len(self._newest):
+            self._compare(now)
+            self._from = max(self._newest.values())
+            self._through.clear()
+            self._said.clear()
+
+    def _compare(self, now: float) -> None:
+        # The lower one of two in the middle: half a window is not most of it.
+        work_s = {rank: statistics.median_low(said) for rank, said in self._said.items()}
+        slow = slow_ranks(work_s)
+        self._rows = {rank: self._rows.get(rank, 0) + 1 for rank in slow}
+        self._since = {rank: self._since.get(rank, now) for rank in slow}
+        middle = statistics.median(work_s.values())
+        self.found = {
+            rank: Straggler(
+                rank=rank, factor=factor, work_s=work_s[rank], median_s=middle, steps=self._rows[rank] * WINDOW
+            )
+            for rank, factor in slow.items()
+            if self._rows[rank] >= IN_A_ROW and now - self._since[rank] >= SLOW_LEAST_S
+        }

@@ -9,58 +9,50 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deeplink.clock import Clock, SystemClock
-from deeplink.errors import DeepLinkError
-from deeplink.files import standard_output_file
-from deeplink.private import private_folder
-from deeplink.runtokens import token_of
-from deeplink.scheduler.launch.agent_pool import AgentPool
-from deeplink.scheduler.launch.agent_restart import AgentRestart
-from deeplink.scheduler.launch.backend import NodesLostError
+from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.private import private_folder
+from deeplink.core.publish import standard_output_file
+from deeplink.rpc.tokens import new_token, token_of
+from deeplink.scheduler.launch.agent_monitor import Unheard
+from deeplink.scheduler.launch.agent_pool import AgentPool, AgentRestart
+from deeplink.scheduler.launch.backend import RunContext
 from deeplink.scheduler.launch.ending import Ending
+from deeplink.scheduler.launch.errors import LaunchError, NodesLostError
 from deeplink.scheduler.launch.event_log import EventLog, EventSink, to_journal, to_watchdog
-from deeplink.scheduler.launch.network_discovery import found_network, on_fabric
-from deeplink.scheduler.launch.site import with_domains, with_hcas
+from deeplink.scheduler.launch.shared_network import fabric_below, found_network, with_domains, with_hcas
 from deeplink.scheduler.launch.status_reporter import StatusReporter
 from deeplink.scheduler.launch.supervise import ENDING, FORWARDED, Supervisor
-from deeplink.scheduler.launch.unheard import Unheard
-from deeplink.scheduler.launch.verdict import RelaunchPolicy
+from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
 from deeplink.scheduler.slurm.command import own_files_private
-from deeplink.tokens import new_token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
-    from deeplink.config import Config
+    from deeplink.core.config import Config
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.launch_spec import LaunchSpec
-    from deeplink.scheduler.launch.site import SiteFabric
+    from deeplink.scheduler.launch.shared_network import SiteFabric
 
 
-class StateFolderError(DeepLinkError):
-    """The folder for what a job leaves behind cannot be made."""
+def passed_on(config: Config, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings that every rank finds in its environment, whatever its own configuration files say.
 
-    def __init__(self, folder: Path, problem: str) -> None:
-        super().__init__(
-            f"{folder}: {problem}", remedy="Set DEEPLINK_STATE to a folder that can be written from all nodes."
-        )
-        self.folder, self.problem = folder, problem
-
-
-def passed_on(config: Config) -> dict[str, str]:
-    """Return the settings that every rank finds in its environment, whatever its own configuration files say."""
-    settings = {"DEEPLINK_CATALOG": str(config.catalog)}
-    if config.watch:
-        settings["DEEPLINK_WATCH"] = config.watch
-    if config.watch_token_file is not None:
-        settings["DEEPLINK_WATCH_TOKEN_FILE"] = str(config.watch_token_file)
-    return settings
+    The configured members are the standing cache; within a rank they are those of the run it belongs to.
+    """
+    in_rank = "DEEPLINK_ATTEMPT" in env
+    settings = {
+        "DEEPLINK_CATALOG": config.catalog,
+        "DEEPLINK_SITE_MEMBERS": config.site_members if in_rank else config.members,
+        "DEEPLINK_SITE_TOKEN_FILE": config.site_token_file if in_rank else config.token_file,
+        "DEEPLINK_WATCH": config.watch,
+        "DEEPLINK_WATCH_TOKEN_FILE": config.watch_token_file,
+    }
+    return {name: str(value) for name, value in settings.items() if value}
 
 
 def run_job(
     backend: Backend,
-    order: LaunchSpec,
+    spec: LaunchSpec,
     config: Config,
     *,
     clock: Clock | None = None,
@@ -68,24 +60,17 @@ def run_job(
     site: SiteFabric | None = None,
     as_json: bool = False,
 ) -> int:
-    """Run the order on the allocation and return the exit code. Must be called from the main thread.
-
-    Raises:
-        AgentsFailedError: too few agents came up.
-        NoInterfaceError: a node lacks the interface that was asked for.
-        StateFolderError: the job's state folder cannot be made.
-    """
-    clock = clock or SystemClock()
+    """Run the ranks on the allocation and return the exit code. Must be called from the main thread."""
+    clock, policy = clock or SystemClock(), policy or RelaunchPolicy()
     secret = new_token()
     signals: deque[signal.Signals] = deque(maxlen=64)
     with ExitStack() as stack:
         # First and last: a signal must not end us alone, neither while agents start nor while they are ended.
         stack.enter_context(_forwarding(signals))
         stack.enter_context(own_files_private())
-        _make(backend.folder)
-        chronicle = EventLog(backend.folder, clock, _couriers(backend, config, clock), as_json=as_json)
-        stack.callback(chronicle.close)
-        chronicle.event(
+        events = _event_log(backend, config, clock, as_json=as_json)
+        stack.callback(events.close)
+        events.event(
             "job-started",
             job=backend.job,
             restart=backend.restart,
@@ -93,66 +78,56 @@ def run_job(
             backend=backend.name,
             output=standard_output_file(),
         )
-        # Without Slurm a node is its processes: there is no machine that could live on without its agent.
-        revival = (
-            AgentRestart(lambda before: backend.start_agents(secret, before), clock)
-            if backend.can_requeue
-            else None
-        )
-        fleet = AgentPool(backend.start_agents(secret), partial(token_of, secret), clock, revival)
-        stack.callback(fleet.close)
-        logs = str(backend.folder / "agents.log")
-        need = order.fewest or order.count
+        restarts = None  # without Slurm a node is its processes: no machine could live on without its agent
+        if backend.can_requeue:
+            restarts = AgentRestart(lambda before: backend.start_agents(secret, before), clock)
+        agents = AgentPool(backend.start_agents(secret), partial(token_of, secret), clock, restarts)
+        stack.callback(agents.close)
 
         def told_to_end() -> bool:
             return bool(ENDING & {*signals})
 
         try:
-            gathered = fleet.gather(
+            gathered = agents.gather(
                 backend.nodes,
-                need,
-                logs=logs,
+                spec.fewest or spec.count,
+                logs=str(backend.folder / "agents.log"),
                 told_to_end=told_to_end,
-                unheard=Unheard(backend.unheard, clock, order.strand_timeout_s),
+                unheard=Unheard(backend.unheard, clock, spec.strand_timeout_s),
             )
         except NodesLostError as lost:
-            limits = (policy or RelaunchPolicy()).limits
-            account = StatusReporter(backend, fleet, chronicle, clock)
-            ends = Ending(
-                backend, account, chronicle, clock=clock, hold=order.hold, limits=limits, told_to_end=told_to_end
-            )
-            return ends.lose_before_the_start(lost.missing, str(lost))
+            run = RunContext(backend, agents, events, clock, spec, policy)
+            ending = Ending(run, StatusReporter(run), told_to_end)
+            return ending.lose_before_the_start(lost.missing, str(lost))
         if not gathered:
             code = 128 + next(number for number in signals if number in ENDING)
-            chronicle.event("ended", "told to end before the ranks were started", code=code)
+            events.event("ended", "told to end before the ranks were started", code=code)
             return code
-        facts = with_hcas(found_network(fleet.facts, config.interface, chronicle), site)
-        order = on_fabric(order, backend, site, {node: one.topology_address for node, one in facts.items()})
-        fleet.readdress(with_domains(facts, order.fabric) if order.fabric else facts)
-        order = replace(order, folder=backend.folder)
-        supervisor = Supervisor(backend, fleet, order, chronicle, signals=signals, clock=clock, policy=policy)
+        facts = with_hcas(found_network(agents.facts, config.interface, events), site)
+        addresses = {node: one.topology_address for node, one in facts.items()}
+        fabric = fabric_below(addresses, site, backend.fabric)
+        agents.readdress(with_domains(facts, fabric))
+        spec = replace(spec, fabric=fabric, folder=backend.folder)
+        supervisor = Supervisor(RunContext(backend, agents, events, clock, spec, policy), signals)
         stack.callback(supervisor.close)
-        agents = {node: {"address": facts.address, "pid": facts.pid} for node, facts in fleet.facts.items()}
-        chronicle.event("agents-ready", agents=agents)
+        ready = {node: {"address": one.address, "pid": one.pid} for node, one in agents.facts.items()}
+        events.event("agents-ready", agents=ready)
         code = supervisor.run()
         if not supervisor.has_lost:
             backend.ended_whole()
         return code
 
 
-def _make(folder: Path) -> None:
+def _event_log(backend: Backend, config: Config, clock: Clock, *, as_json: bool) -> EventLog:
     try:
-        private_folder(folder)
+        private_folder(backend.folder)
     except OSError as problem:
-        raise StateFolderError(folder, str(problem)) from problem
-
-
-def _couriers(backend: Backend, config: Config, clock: Clock) -> list[EventSink]:
-    couriers = [EventSink(to_journal(backend.folder / "journal.sqlite", clock), "journal", clock)]
-    deliver = to_watchdog(config)
-    if deliver is not None:
-        couriers.append(EventSink(deliver, "beat", clock))
-    return couriers
+        remedy = "Set DEEPLINK_STATE to a folder that can be written from all nodes."
+        raise LaunchError(f"{backend.folder}: {problem}", remedy, exit_code=1) from problem
+    sinks = [EventSink(to_journal(backend.folder / "journal.sqlite", clock), "journal", clock)]
+    if (deliver := to_watchdog(config)) is not None:
+        sinks.append(EventSink(deliver, "beat", clock))
+    return EventLog(backend.folder, clock, sinks, as_json=as_json)
 
 
 @contextmanager

@@ -13,15 +13,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeplink.errors import DeepLinkError
-from deeplink.runtokens import token_file_of
+from deeplink.core.errors import DeepLinkError
+from deeplink.rpc.tokens import token_file_of
 from deeplink.scheduler.launch.container import PYXIS, entering
 from deeplink.scheduler.launch.environment import (
     LAUNCH_VARIABLE,
     Launch,
-    NotLaunchedError,
     RankTask,
     mpi_task,
+    not_launched,
     rank_environment,
     slurm_task,
 )
@@ -29,8 +29,7 @@ from deeplink.scheduler.launch.environment import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-PREDECESSOR_WAIT_S = 30.0
-"""How long a rank waits for the one it replaces to be gone; Slurm kills it long before."""
+PREDECESSOR_WAIT_S = 30.0  # How long a rank waits for the one it replaces to be gone; Slurm kills it long before
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
@@ -38,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     """Become the command; returns an exit code only where that fails."""
     try:
         if LAUNCH_VARIABLE not in os.environ:
-            raise NotLaunchedError(f"{LAUNCH_VARIABLE} is not set")
+            raise not_launched(f"{LAUNCH_VARIABLE} is not set")
         launch = Launch.unpacked(os.environ[LAUNCH_VARIABLE])
         task, command = arguments(list(argv), launch, os.environ)
         env = rank_environment(launch, task, os.environ)
@@ -60,11 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def arguments(argv: list[str], launch: Launch, env: Mapping[str, str]) -> tuple[RankTask, list[str]]:
-    """Return which rank this is and what it is to become.
-
-    Raises:
-        NotLaunchedError: nobody says.
-    """
+    """Return which rank this is and what it is to become."""
     if argv[:1] == ["--task"] and len(argv) > 4:  # noqa: PLR2004 - three values and the double dash
         task = RankTask(int(argv[1]), int(argv[2]), argv[3])
         argv = argv[4:]
@@ -74,7 +69,7 @@ def arguments(argv: list[str], launch: Launch, env: Mapping[str, str]) -> tuple[
     else:
         task = slurm_task(env)
     if argv[:1] != ["--"] or len(argv) == 1:
-        raise NotLaunchedError("no command is given")
+        raise not_launched("no command is given")
     return task, argv[1:]
 
 

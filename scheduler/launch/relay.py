@@ -1,4 +1,4 @@
-"""Passes srun's standard error through, and overhears which rank failed first.
+"""Passes srun's standard error through, and reads from it which rank failed first.
 
 With --kill-on-bad-exit srun ends the other ranks and then exits with the greatest code of all: 143 of those it
 ended hides the 5 of the one that failed (measured, 22.05.8). Its messages tell them apart.
@@ -6,20 +6,22 @@ ended hides the 5 of the one that failed (measured, 22.05.8). Its messages tell 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import select
 import signal
 import threading
 from typing import IO, TYPE_CHECKING
 
-from deeplink.clock import Clock, SystemClock
-from deeplink.scheduler.launch.failure import Failed, Hint, hints_in
+from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.text import printable
+from deeplink.scheduler.recovery.rank_failure import Clue, Failed, hints_in
+from deeplink.scheduler.slurm.command import unstarted_step
 from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
-from deeplink.scheduler.slurm.silence import unstarted_step
-from deeplink.text import printable
 
 if TYPE_CHECKING:
-    from deeplink.types import NodeName
+    from deeplink.core.types import NodeName
 
 # Behind what a rank wrote without a line break, too: a bar of progress, say.
 _EXITED = re.compile(rb"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.*)")
@@ -29,8 +31,8 @@ _WITH_CODE = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS = {(signal.strsignal(number) or "").lower(): number for number in signal.valid_signals()}
 _LONGEST_LINE = 64 << 10
 FINISH_WAIT_S = 2.0
+# What was said longer before the end has nothing to do with it: a batch too large that was made smaller, say.
 HINT_S = 30.0
-"""What was said longer before the end has nothing to do with it: a batch too large that was made smaller, say."""
 
 
 def exit_code_of(how: str) -> int | None:
@@ -51,36 +53,30 @@ def exit_code_of(how: str) -> int | None:
 
 
 class FailureWatcher:
-    """Copies `source` to standard error from a thread until it ends, and closes it.
-
-    Attributes:
-        code: exit code of the first rank that failed; None while none is known.
-        said: srun's words about it; empty while none is known.
-        node: where that rank ran, or srun could start none; empty while none is known.
-        unstarted: why srun could start no rank, where it may be able to later; empty in any other case.
-        is_rank_named: whether srun told of the end of any rank. It does of each that fails, also with --quiet.
-    """
+    """Copies `source` to standard error from a thread until it ends, and closes it."""
 
     def __init__(self, source: IO[bytes], clock: Clock | None = None) -> None:
+        # Each is empty while nothing is known: exit code of the first rank that failed, srun's words about it, and
+        # where it ran, or srun could start none; why srun could start no rank, where it may be able to later.
         self.code: int | None = None
         self.said = self.node = self.unstarted = self._own = ""
-        self.is_rank_named = False
+        self.is_rank_named = (
+            False  # srun told of the end of a rank, as it does of each that fails, also with --quiet
+        )
         self._source, self._clock = source, clock or SystemClock()
-        self._hints: dict[Hint, float] = {}
+        self._hints: dict[Clue, float] = {}
         self._rest = b""
         self._thread = threading.Thread(target=self._copy, name="deeplink-stderr", daemon=True)
         self._thread.start()
 
-    def failed(self) -> Failed:
-        """Return what is known of the first rank that failed."""
+    def failed(self, code: int = 0) -> Failed:
+        """Return what is known of the first rank that failed; of an srun that exited so, if it named no rank."""
+        if code and not self.is_rank_named:
+            why = f": {self._own}" if self._own else ""
+            return Failed(said=f"srun itself exited {code}{why}", node=self._one_node(), is_of_rank=False)
         now = self._clock.monotonic()
         recent = frozenset(hint for hint, at in self._hints.copy().items() if now - at < HINT_S)
         return Failed(said=self.said, node=self._one_node(), hints=recent)
-
-    def failed_itself(self, code: int) -> Failed:
-        """Return what is known of an srun that exited with this code, and named no rank."""
-        why = f": {self._own}" if self._own else ""
-        return Failed(said=f"srun itself exited {code}{why}", node=self._one_node(), is_of_rank=False)
 
     def _one_node(self) -> NodeName | None:
         try:
@@ -99,12 +95,13 @@ class FailureWatcher:
             while chunk := os.read(self._source.fileno(), 1 << 16):
                 if passing:
                     try:
-                        _write_all(2, chunk)
-                    except OSError:
-                        passing = False  # our own standard error is gone; srun must not block for it
-                self._overhear(chunk)
+                        _pass_on(chunk)
+                    except OSError as problem:  # a full disk may have room again; what is gone is gone
+                        passing = problem.errno == errno.ENOSPC
+                self._scan(chunk)
+            self._scan(b"\n")  # a last line without an end
 
-    def _overhear(self, chunk: bytes) -> None:
+    def _scan(self, chunk: bytes) -> None:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         self._rest = self._rest[-_LONGEST_LINE:]
         for hint in hints_in(b"\n".join(lines)):
@@ -133,11 +130,16 @@ class FailureWatcher:
             self.node = _text(launch["node"])
 
 
+def _pass_on(chunk: bytes) -> None:
+    """Write to standard error; where another process made it non-blocking, what it takes in no time is dropped."""
+    while chunk:
+        try:
+            chunk = chunk[os.write(2, chunk) :]
+        except BlockingIOError:
+            if not select.select([], [2], [], FINISH_WAIT_S)[1]:
+                return
+
+
 def _text(said: bytes) -> str:
     """Return what goes into records and onto terminals: a rank may write what looks like srun's words."""
     return printable(said.decode(errors="replace"))
-
-
-def _write_all(descriptor: int, chunk: bytes) -> None:
-    while chunk:
-        chunk = chunk[os.write(descriptor, chunk) :]

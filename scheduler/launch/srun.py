@@ -1,56 +1,144 @@
-"""Agents and ranks as srun steps of our own job."""
+"""Agents and ranks as srun steps of our own job: their environment, their numbers, their failures."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import queue
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from deeplink.clock import SystemClock
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.launch.backend import AgentStep, RankStep
-from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.process import abandon_process, drained, end_process, last_line
+from deeplink.core.clock import SystemClock
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.publish import write_text
+from deeplink.scheduler.launch.backend import RankStep
+from deeplink.scheduler.launch.process import AgentProcesses, abandon_process, end_process
 from deeplink.scheduler.launch.relay import FailureWatcher
 from deeplink.scheduler.slurm import command as processes
-from deeplink.scheduler.slurm.silence import TAKEN, is_unanswered
+from deeplink.scheduler.slurm.command import TAKEN, is_unanswered
+from deeplink.scheduler.slurm.sbatch_options import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from deeplink.clock import Clock
-    from deeplink.scheduler.launch.failure import Failed
+    from deeplink.core.clock import Clock
+    from deeplink.core.types import NodeName
+    from deeplink.scheduler.recovery.rank_failure import Failed
     from deeplink.scheduler.slurm.client import Slurm
-    from deeplink.scheduler.slurm.job_address import JobAddress
-    from deeplink.types import NodeName
+    from deeplink.scheduler.slurm.parse import JobAddress
 
 log = logging.getLogger(__name__)
 
 _MOST_LOOKS, _LOOK_AGAIN_S = 20, 0.5
-UNANSWERED_S, TRY_AGAIN_S = 600.0, 1.0
-"""For how long an srun that slurmctld does not answer is tried again, and how long after its end."""
-TAKEN_S = 60.0
-"""For how long one that gets no memory is: the step before may have it still, or the job has too little."""
+UNANSWERED_S = 600.0  # for how long an srun that slurmctld does not answer is tried again
+TRY_AGAIN_S = 1.0  # how long after its end
+TAKEN_S = 60.0  # how long one that gets no memory is: the step before may have it still, or the job has too little
+
+# What Slurm puts into a batch script's environment and srun reads back as options (srun(1), INPUT ENVIRONMENT
+# VARIABLES): it describes the script's own job or the user's other steps, and would bend the shape of ours.
+# SLURM_GPUS is a total: a step over named nodes is refused it.
+_SHAPING = names(
+    """SLURM_HOSTFILE SLURM_DISTRIBUTION SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_NTASKS_PER_CORE
+    SLURM_NTASKS_PER_SOCKET SLURM_NTASKS_PER_GPU SLURM_GPUS SLURM_NNODES SLURM_JOB_NUM_NODES SLURM_KILL_BAD_EXIT
+    SLURM_NO_KILL SLURM_EXCLUSIVE SLURM_EXACT SLURM_OVERLAP SLURM_OVERCOMMIT SLURM_LABELIO SLURM_STDOUTMODE
+    SLURM_STDERRMODE SLURM_STDINMODE SLURM_UNBUFFEREDIO SLURM_WAIT SLURM_EXPORT_ENV SLURM_MULTI_PROG"""
+)
+_OF_TASKS = names("SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_TRES_BIND")
+_RESOURCES = _OF_TASKS | names(
+    """SLURM_GPUS_PER_NODE SLURM_GPUS_PER_SOCKET SLURM_GRES SLURM_GPU_BIND SLURM_CPUS_PER_GPU SLURM_CPUS_PER_TASK
+    SRUN_CPUS_PER_TASK SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE SLURM_CPU_BIND SLURM_CPU_BIND_LIST
+    SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE SLURM_MEM_BIND SLURM_THREADS_PER_CORE SLURM_CORE_SPEC"""
+)
+
+FILE, BEFORE_FILE = "steps", "steps.before"  # the numbers of the newest run that noted some; of those before it
+MOST_PASSED = 64  # each costs about 0.1 s; beyond it the older numbers are those of steps that ended long ago
+AT_ONCE = 8
+_changing = threading.Lock()  # ranks and agents are started by threads of their own
 
 
-class SlurmAgents(AgentStep):
-    """One srun step with an agent per node; the secret goes in by standard input, the announcements come out.
+def step_environment(env: Mapping[str, str], *, resources: bool, tasks: bool = True) -> dict[str, str]:
+    """Return `env` without what would bend a step of ours."""
+    dropped = {*_SHAPING, *(() if resources else _RESOURCES), *(() if tasks else _OF_TASKS)}
+    return {name: value for name, value in env.items() if name not in dropped}
 
-    Args:
-        argv: the srun command.
-        env: its environment.
-        secret: what the agents are told.
-        logfile: where they and srun log.
-        count: how many agents there will be.
-        gone: nodes that were left out.
-    """
+
+@dataclass(frozen=True, slots=True)
+class StepIds:
+    """Numbers of a job's steps that an earlier run of it may still be asked to end, in two files of its folder."""
+
+    folder: Path
+    restart: int
+
+    def note(self, number: int) -> None:
+        """A step of this run has this number; until `forget` says otherwise, a signal for it may be under way."""
+        with _changing:
+            self._leave(max(number, self._noted()))
+
+    def add(self) -> None:
+        """One more step has been started since the last one that was noted."""
+        with _changing:
+            number = self._noted()
+            if number >= 0:
+                self._leave(number + 1)
+
+    def _noted(self) -> int:
+        """Return the highest number of this run's so far; -1 where none was noted."""
+        restart, number = self._read(FILE)
+        return number if restart == self.restart else -1
+
+    def _read(self, name: str) -> tuple[int, int]:
+        """Return which run a file is of, and the number in it; -1 and -1 where there is none."""
+        try:
+            restart, number = map(int, (self.folder / name).read_text(encoding="ascii").split())
+        except FileNotFoundError:
+            return -1, -1
+        except (OSError, ValueError) as problem:
+            log.warning("%s: %s", self.folder / name, problem)
+            return -1, -1
+        return restart, number
+
+    def _leave(self, number: int, name: str = FILE) -> None:
+        try:
+            write_text(self.folder / name, f"{self.restart} {number}")
+        except OSError as problem:
+            log.warning("%s: %s", self.folder / name, problem)
+
+    def forget(self) -> None:
+        """This run ended without having lost a node: no signal of its own is under way."""
+        try:
+            (self.folder / FILE).unlink(missing_ok=True)
+        except OSError as problem:
+            log.warning("%s: %s", self.folder / FILE, problem)
+
+    def highest(self) -> int:
+        """Return the highest number that a run before this one may still be signalled under; -1 for none."""
+        if not self.restart:
+            return -1
+        last, number = self._read(FILE)
+        return max(number if last < self.restart else -1, self._read(BEFORE_FILE)[1])
+
+    def let_pass(self, start_step: Callable[[], int | None]) -> int:
+        """Start empty steps until all numbers up to `highest` are used; return how many were."""
+        highest = self.highest()
+        if highest < 0:
+            return 0
+        self._leave(highest, BEFORE_FILE)
+        first = start_step()
+        if first is None:
+            return 0
+        missing = min(highest - first, MOST_PASSED)
+        if missing > 0:
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                list(pool.map(lambda _: start_step(), range(missing)))
+        return 1 + max(0, missing)
+
+
+class SlurmAgents(AgentProcesses):
+    """One srun step with an agent per node."""
 
     starter = "srun"
     doubt = "Does `scontrol ping` answer, and what does `squeue --steps` say of the job?"
@@ -63,75 +151,26 @@ class SlurmAgents(AgentStep):
         secret: str,
         logfile: Path,
         count: int,
-        gone: frozenset[NodeName] = frozenset(),
+        gone: frozenset[NodeName],
     ) -> None:
         self.gone = gone
-        self._said: queue.Queue[NodeFacts] = queue.Queue(maxsize=count)  # each says one line
-        self._logfile = logfile
-        with logfile.open("ab") as errors:
-            self._log_start = errors.tell()
-            self._process = processes.spawn(
-                argv, env=env, stdin=processes.PIPE, stdout=processes.PIPE, stderr=errors
-            )
-        self._reader = threading.Thread(target=self._read, name="deeplink-announcements", daemon=True)
-        self._reader.start()
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # srun failed at once; `ended` will tell
-                self._process.stdin.write(f"{secret}\n".encode())
-                self._process.stdin.flush()
-
-    def _read(self) -> None:
-        for line in self._process.stdout or ():
-            try:
-                self._said.put_nowait(NodeFacts.announced(line))
-            except (ValueError, TypeError, queue.Full):
-                log.warning("not an announcement: %.200r", line)
-
-    @override
-    def announced(self) -> list[NodeFacts]:
-        return drained(self._said)
-
-    @override
-    def ended(self) -> int | None:
-        return self._process.poll()
-
-    @override
-    def last_words(self) -> str:
-        return last_line(self._logfile, self._log_start)
-
-    @override
-    def abandon(self) -> None:
-        abandon_process(self._process)
-
-    @override
-    def stop(self) -> None:
-        end_process(self._process)
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        super().__init__([argv], env, secret=secret, logfile=logfile, count=count)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnStep:
-    """A step of the job we run in.
+    """A step of the job we run in."""
 
-    Attributes:
-        job: the job's raw id.
-        address: how commands that change the job name it.
-        name: the step's.
-    """
-
-    job: int
-    address: JobAddress
+    job: int  # its raw id
+    address: JobAddress  # how commands that change the job name it
     name: str
 
 
 class SlurmRanks(RankStep):
-    """The rank step: srun in the foreground of the job's output, its failures overheard.
+    """The rank step: srun in the foreground of the job's output, its failures read from srun's messages.
 
     An srun that slurmctld did not answer has started no rank, and exits 1 as a script does. It is tried again, for
-    `UNANSWERED_S`: ranks that nobody started have not failed. So is one that gets no memory, for `TAKEN_S`: the
+    `UNANSWERED_S`: ranks that were not started have not failed. So is one that gets no memory, for `TAKEN_S`: the
     step before may have it still. First Slurm is asked whose the job is by then: cut off for a while, we may be
     what is left of an older run, and our ranks would run among those of the newer one.
     """
@@ -189,13 +228,8 @@ class SlurmRanks(RankStep):
         return True
 
     def _is_taken_for_long(self, now: float) -> bool:
-        if self._watcher.unstarted != TAKEN:
-            self._taken_since = None
-            return False
-        since = self._taken_since
-        if since is None:
-            self._taken_since = since = now
-        return now - since >= TAKEN_S
+        self._taken_since = (self._taken_since or now) if self._watcher.unstarted == TAKEN else None
+        return self._taken_since is not None and now - self._taken_since >= TAKEN_S
 
     def _look(self) -> None:
         try:
@@ -219,7 +253,7 @@ class SlurmRanks(RankStep):
 
     @override
     def exit_code(self) -> int | None:
-        code = self._process.poll()
+        code = self._code()
         if code is None:
             return None
         self._watcher.finish()
@@ -230,14 +264,15 @@ class SlurmRanks(RankStep):
         if code and self._watcher.code is not None:
             # srun's own code is the greatest of all ranks': those it ended for the first one's sake hide its code.
             return self._watcher.code
-        return 128 - code if code < 0 else code
+        return code
 
     @override
     def failed(self) -> Failed:
+        return self._watcher.failed(self._code() or 0)
+
+    def _code(self) -> int | None:
         code = self._process.poll()
-        if code and not self._watcher.is_rank_named:
-            return self._watcher.failed_itself(128 - code if code < 0 else code)
-        return self._watcher.failed()
+        return 128 - code if code is not None and code < 0 else code
 
     @override
     def send(self, number: signal.Signals) -> None:

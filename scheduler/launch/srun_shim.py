@@ -1,7 +1,13 @@
-"""Decides when srun or torchrun in an unchanged script becomes `deeplink run`; pure.
+"""Translates command lines of srun and torchrun; pure.
 
-Left alone is whatever is not plainly the start of a training over the job's nodes: helper commands, parts of the
-nodes, options that are not known to mean the same in a step of ours.
+- In an unchanged script (`deeplink shim`) they become `deeplink run`. Left alone is whatever is not plainly the
+  start of a training over the job's nodes: helper commands, parts of the nodes, options that are not known to mean
+  the same in a step of ours.
+- `deeplink srun` is srun with the ranks of its step in the fabric's order. srun numbers ranks by node name. With
+  `--distribution=arbitrary` it numbers them by the order of `--nodelist` (measured), so the order is part of the
+  command line, and nothing is left in the environment of the tasks. Outside of an allocation the nodes are not
+  known beforehand: then salloc makes one around the same step. Whatever is not plainly a step over all nodes of an
+  allocation is left to srun as it is.
 """
 
 from __future__ import annotations
@@ -11,13 +17,18 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.slurm.options import SRUN, CommandLine, names
+from deeplink.scheduler.launch.errors import LaunchError
+from deeplink.scheduler.slurm.job_environment import is_in_step
+from deeplink.scheduler.slurm.nodeset import NodeSetError, in_order, unfold, unfold_counts
+from deeplink.scheduler.slurm.sbatch_options import SRUN, CommandLine, Grammar, names
 from deeplink.scheduler.slurm.submission import SPARES_VARIABLE
-from deeplink.scheduler.slurm.within import is_in_step
+from deeplink.scheduler.topology.rank_order import rank_order, ring_crossings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from deeplink.core.types import NodeName
+    from deeplink.scheduler.topology.graph import Fabric
 
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 _TRAINERS = re.compile(r"(?<![\w.-])(python[0-9.]*|torchrun|accelerate|deepspeed)(?![\w-])")
@@ -33,17 +44,45 @@ _TAKEN_OVER = names(
 _ANSWERED = names("gpus job-name kill-on-bad-exit no-kill nodes ntasks ntasks-per-node overcommit overlap")
 
 
-class RendezvousError(DeepLinkError):
-    """torchrun is started in a way that cannot be given this attempt's nodes."""
+# torchrun's options about who takes part, all of which this attempt answers.
+_RENDEZVOUS = names(
+    """nnodes node-rank master-addr master-port rdzv-backend rdzv-endpoint rdzv-id rdzv-conf local-addr
+    standalone"""
+)
+_TORCHRUN_FLAGS = names("standalone module no-python run-path virtual-local-rank help m h")
 
-    exit_code = 2
+# The rest is of `deeplink srun`.
+_OURS = frozenset({"dry-run", "deeplink-dry-run"})
+_GRAMMAR = Grammar(valued=SRUN.valued, flags=SRUN.flags | _OURS, short=SRUN.short)
 
-    def __init__(self, problem: str) -> None:
-        super().__init__(
-            f"torchrun: {problem}",
-            remedy="Start torchrun once per node (--ntasks-per-node=1), or use `deeplink run -- python train.py`.",
-        )
-        self.problem = problem
+# Of the job as a whole: salloc takes them, and within its allocation they mean nothing more.
+_OF_JOB = names(
+    """account begin cluster-constraint comment constraint contiguous deadline delay-boot dependency exclude
+    exclusive hold immediate licenses mail-type mail-user mcs-label mincpus nice oversubscribe partition
+    priority qos reservation spread-job switches time-min tmp use-min-nodes wckey"""
+)
+# Of the job and of the step alike.
+_OF_BOTH = names(
+    """chdir cpus-per-gpu cpus-per-task gpu-freq gpus gpus-per-node gres gres-flags job-name mem mem-per-cpu
+    mem-per-gpu nodes no-kill ntasks ntasks-per-node overcommit quiet threads-per-core time tres-per-task
+    verbose"""
+)
+# Of the step alone.
+_OF_STEP = names(
+    """acctg-freq bcast compress cpu-bind cpu-freq disable-status error exact export gpu-bind gpus-per-task
+    input kill-on-bad-exit label mem-bind mpi msg-timeout open-mode output overlap preserve-env profile propagate
+    quit-on-interrupt task-epilog task-prolog unbuffered wait"""
+)
+# What describes the allocation we are in, or says nothing of the shape of a job: with anything else in the
+# environment (srun(1), INPUT ENVIRONMENT VARIABLES) a job is shaped by it, and salloc reads other names.
+_HARMLESS = frozenset({"SLURM_CONF", "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN", "SLURM_TOPOLOGY_ADDR"})
+_TOTALS = frozenset({"gpus"})  # of the job: Slurm refuses them to a step over named nodes (measured with 22.05)
+_BENDING = ("SLURM_GPUS", "SLURM_HOSTFILE", "SLURM_DISTRIBUTION", "SLURM_MULTI_PROG", "SLURM_RELATIVE")
+LONGEST_LIST = 100_000  # Characters; Linux takes 128 KiB in one argument
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +111,7 @@ def _in_batch_script(env: Mapping[str, str]) -> bool:
 def srun_becomes(
     words: Sequence[str], env: Mapping[str, str], read: Callable[[str], str]
 ) -> LeftAlone | BecomesRun:
-    """Say what an srun of a script shall be.
-
-    Args:
-        words: its arguments.
-        env: its environment.
-        read: returns the beginning of a script by its name, or an empty text.
-    """
+    """Say what an srun of a script shall be."""
     if not _in_batch_script(env):
         return LeftAlone("not called by a batch script")
     line = SRUN.parse(words)
@@ -133,10 +166,8 @@ def trains(command: Sequence[str], read: Callable[[str], str]) -> bool:
 
 
 def _shape(line: CommandLine, env: Mapping[str, str]) -> LeftAlone | tuple[int, int]:
-    """Return how many nodes and how many ranks on each an srun asks for, if it is all nodes but the spares.
-
-    0 ranks: on each node the tasks that Slurm gave it.
-    """
+    """Return how many nodes and how many ranks on each an srun asks for, if it is all nodes but the spares."""
+    # 0 ranks: on each node the tasks that Slurm gave it.
     allocated = _number(env.get("SLURM_JOB_NUM_NODES")) or 1
     spares = _number(env.get(SPARES_VARIABLE)) or 0
     most = allocated - spares
@@ -161,21 +192,11 @@ def _shape(line: CommandLine, env: Mapping[str, str]) -> LeftAlone | tuple[int, 
     return count, per_node
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
-
-
-# torchrun's options about who takes part, all of which this attempt answers.
-_RENDEZVOUS = names(
-    "nnodes node-rank master-addr master-port rdzv-backend rdzv-endpoint rdzv-id rdzv-conf local-addr"
-)
-
-
 def torchrun_becomes(words: Sequence[str], env: Mapping[str, str]) -> LeftAlone | BecomesRun:
     """Say what a torchrun of a batch script shall be: one torchrun on every node."""
     if not _in_batch_script(env):
         return LeftAlone("not called by a batch script")
-    given = dict(_torchrun_options(words))
+    given = {name: value for name, value, _ in _torchrun_options(words)}
     if "standalone" in given or given.get("nnodes") in {"1", "1:1"}:
         return LeftAlone("it is for this node alone")
     each = given.get("nproc-per-node", env.get("PET_NPROC_PER_NODE", "1"))
@@ -185,46 +206,165 @@ def torchrun_becomes(words: Sequence[str], env: Mapping[str, str]) -> LeftAlone 
 
 
 def torchrun_in_rank(words: Sequence[str], env: Mapping[str, str]) -> list[str]:
-    """Return torchrun's arguments inside a rank: its own, with this attempt's nodes in this attempt's order.
-
-    The static rendezvous is used: only it numbers the nodes as told, where c10d sorts them by host name.
-
-    Raises:
-        RendezvousError: several torchruns were started on one node.
-    """
+    """Return torchrun's arguments inside a rank: its own, with this attempt's nodes in this attempt's order."""
+    # The static rendezvous is used: only it numbers the nodes as told, where c10d sorts them by host name.
     if env.get("LOCAL_WORLD_SIZE", "1") != "1":
-        raise RendezvousError(
-            f"{env['LOCAL_WORLD_SIZE']} of it on one node would each start all of the node's ranks"
+        raise LaunchError(
+            f"torchrun: {env['LOCAL_WORLD_SIZE']} of it on one node would each start all of the node's ranks",
+            "Start torchrun once per node (--ntasks-per-node=1), or use `deeplink run -- python train.py`.",
         )
-    kept: list[str] = []
-    place = 0
-    while place < len(words) and words[place].startswith("-"):
-        name, _, value = words[place].lstrip("-").partition("=")
-        width = 1 if value or _canonical(name) in _TORCHRUN_FLAGS else 2
-        if _canonical(name) not in _RENDEZVOUS | {"standalone"}:
-            kept += words[place : place + width]
-        place += width
+    options = list(_torchrun_options(words))
+    kept = [word for name, _, option in options if name not in _RENDEZVOUS for word in option]
+    rest = words[sum(len(option) for *_, option in options) :]
     here = [f"--nnodes={env['GROUP_WORLD_SIZE']}", f"--node-rank={env['GROUP_RANK']}"]
     there = [f"--master-addr={env['MASTER_ADDR']}", f"--master-port={env['MASTER_PORT']}"]
-    return [*here, *there, f"--rdzv-id={env['DEEPLINK_ATTEMPT']}", *kept, *words[place:]]
+    return [*here, *there, f"--rdzv-id={env['DEEPLINK_ATTEMPT']}", *kept, *rest]
 
 
-_TORCHRUN_FLAGS = names("standalone module no-python run-path virtual-local-rank help m h")
-
-
-def _canonical(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _torchrun_options(words: Sequence[str]) -> list[tuple[str, str]]:
-    found = []
+def _torchrun_options(words: Sequence[str]) -> Iterator[tuple[str, str, Sequence[str]]]:
+    """Yield each option before the script: its name, its value, and its words."""
     place = 0
     while place < len(words) and words[place].startswith("-"):
         name, equals, value = words[place].lstrip("-").partition("=")
-        name = _canonical(name)
-        if not equals and name not in _TORCHRUN_FLAGS:
-            place += 1
-            value = words[place] if place < len(words) else ""
-        found.append((name, value))
-        place += 1
-    return found
+        name = name.replace("_", "-")
+        option = words[place : place + 1 if equals or name in _TORCHRUN_FLAGS else place + 2]
+        yield name, value if equals else "".join(option[1:]), option
+        place += len(option)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interactive:
+    """The command to execute."""
+
+    argv: tuple[str, ...]  # the command
+    order: tuple[NodeName, ...]  # the nodes in rank order; empty where srun decides
+    because: str  # why it is as it is, one sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SrunCommand:
+    """A command line of `deeplink srun`, understood."""
+
+    words: tuple[str, ...]  # srun's part of it
+    line: CommandLine  # the same, parsed
+    dry_run: bool  # whether to print and not to start
+
+
+def understood(words: Sequence[str]) -> SrunCommand:
+    """Read a command line."""
+    line = _GRAMMAR.parse(words)
+    dropped: set[int] = set()
+    for option in line.options:
+        if option.name in _OURS and option.value is None:
+            dropped |= set(range(option.at, option.at + len(option.words)))
+        elif option.name in _OURS or option.name.startswith("deeplink"):
+            remedy = "Ours is --dry-run; all others are srun's own."
+            raise LaunchError(f"there is no option {option.words[0]}", remedy)
+    kept = tuple(word for place, word in enumerate(words) if place not in dropped)
+    return SrunCommand(words=kept, line=SRUN.parse(kept), dry_run=bool(dropped))
+
+
+def interactive(
+    asked: SrunCommand, env: Mapping[str, str], fabric: Callable[[], Fabric], ourselves: Sequence[str]
+) -> Interactive:
+    """Return what to execute."""
+    if not asked.line.rest:
+        return _left(asked, "there is no command")
+    if env.get("SLURM_JOB_ID"):
+        return _inside(asked, env, fabric)
+    return _outside(asked, env, fabric, ourselves)
+
+
+def _left(asked: SrunCommand, because: str) -> Interactive:
+    return Interactive(argv=("srun", *asked.words), order=(), because=f"srun's own order: {because}")
+
+
+def _strange(line: CommandLine, known: frozenset[str]) -> str:
+    """Return the first option that is not known to leave the order alone; empty where there is none."""
+    return next((option.words[0] for option in line.options if not option.known or option.name not in known), "")
+
+
+def _inside(asked: SrunCommand, env: Mapping[str, str], fabric: Callable[[], Fabric]) -> Interactive:
+    because = _not_ours(asked, env)
+    if because:
+        return _left(asked, because)
+    nodes = in_order(env["SLURM_JOB_NODELIST"])  # as SLURM_TASKS_PER_NODE has them
+    counts = _tasks(asked.line, env, len(nodes))
+    if counts is None:
+        return _left(asked, "how many tasks each node gets is for Slurm to say")
+    where = fabric()
+    order, stock = rank_order(nodes, where), ring_crossings(nodes, where.leaf)
+    if order.crossings == stock:
+        return _left(asked, f"it crosses leaf switches {stock} times, and none does less")
+    each = dict(zip(nodes, counts, strict=True))
+    listed = ",".join(name for name in order.nodes for _ in range(each[name]))
+    if len(listed) > LONGEST_LIST:
+        return _left(asked, "it has too many ranks for a list of their nodes")
+    shape = (f"--ntasks={sum(counts)}", "--distribution=arbitrary")
+    # The list says on how many nodes: from Slurm 24.11 on srun refuses --nodes beside arbitrary.
+    kept = [word for option in asked.line.options if option.name != "nodes" for word in option.words]
+    return Interactive(
+        argv=("srun", *shape, f"--nodelist={listed}", *kept, *asked.line.rest),
+        order=order.nodes,
+        because=f"the ring of ranks crosses leaf switches {order.crossings} times, and {stock} in order of names",
+    )
+
+
+def _not_ours(asked: SrunCommand, env: Mapping[str, str]) -> str:
+    """Return why a step in an allocation is not to be put in order; empty where nothing is against it."""
+    if strange := _strange(asked.line, (_OF_JOB | _OF_BOTH | _OF_STEP) - _TOTALS):
+        return f"{strange} may say otherwise"
+    if bent := next((name for name in _BENDING if env.get(name)), ""):
+        return f"{bent} is set"
+    if env.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        return "this is one of several tasks of a step"
+    try:
+        nodes = unfold(env.get("SLURM_JOB_NODELIST", ""))
+    except NodeSetError as problem:
+        return str(problem)
+    wanted = asked.line.last("nodes")
+    if wanted is not None and _number(wanted.value) != len(nodes):
+        return "it is for a part of the nodes"
+    return "" if len(nodes) > 1 else "the job has one node"
+
+
+def _tasks(line: CommandLine, env: Mapping[str, str], count: int) -> list[int] | None:
+    """Return how many tasks each node of the allocation gets; None where Slurm alone knows."""
+    # With a number of tasks srun fills nodes by the CPUs that the job has on each (measured: 8 tasks on 4 nodes
+    # were 4, 2, 1 and 1); for the number that the job was made with, SLURM_TASKS_PER_NODE tells how.
+    tasks, each = line.last("ntasks"), line.last("ntasks-per-node")
+    if each is not None and tasks is None:
+        per_node = _number(each.value)
+        return [per_node] * count if per_node else None
+    made_with = _number(env.get("SLURM_NTASKS"))
+    total = _number(tasks.value) if tasks is not None else made_with or count
+    if total == count:
+        return [1] * count
+    told = unfold_counts(env.get("SLURM_TASKS_PER_NODE", ""))
+    alike = total is not None and total == made_with == sum(told) and len(told) == count
+    return told if alike and each is None else None
+
+
+def _outside(
+    asked: SrunCommand, env: Mapping[str, str], fabric: Callable[[], Fabric], ourselves: Sequence[str]
+) -> Interactive:
+    nodes = asked.line.last("nodes")
+    if nodes is None or (_number(nodes.value) or 0) < 2:  # noqa: PLR2004
+        return _left(asked, "it asks for no more than one node, or does not say how many")
+    strange = _strange(asked.line, _OF_JOB | _OF_BOTH | _OF_STEP)
+    if strange:
+        return _left(asked, f"{strange} may say otherwise")
+    shaping = sorted(name for name in env if name.startswith("SLURM_") and name not in _HARMLESS and env[name])
+    if shaping:
+        return _left(asked, f"{shaping[0]} is set, which salloc does not read")
+    if len({where for where in fabric().paths.values() if where}) < 2:  # noqa: PLR2004
+        return _left(asked, "this cluster has one leaf switch, or tells none")
+    job = [word for option in asked.line.options if option.name in _OF_JOB | _OF_BOTH for word in option.words]
+    step = [word for option in asked.line.options if option.name in _OF_BOTH | _OF_STEP for word in option.words]
+    if asked.line.last("job-name") is None:
+        job = [f"--job-name={PurePath(asked.line.rest[0]).name}", *job]
+    return Interactive(
+        argv=("salloc", *job, *ourselves, *step, "--", *asked.line.rest),
+        order=(),
+        because="salloc makes the allocation, so that the ranks can be put in order inside it",
+    )

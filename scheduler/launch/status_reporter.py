@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deeplink.publish import write_text
-from deeplink.scheduler.watch.records import (
+from deeplink.core.publish import write_text
+from deeplink.core.types import Attempt, NodeName
+from deeplink.rpc.channel import attempt_from_wire
+from deeplink.scheduler.launch.history import step_seconds
+from deeplink.scheduler.recovery.records import (
     Action,
     Beat,
     Incident,
@@ -17,28 +20,19 @@ from deeplink.scheduler.watch.records import (
     ProgressPoint,
     incident_id,
 )
-from deeplink.types import Attempt, NodeName
-from deeplink.wire import attempt_from_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from deeplink.clock import Clock
-    from deeplink.scheduler.launch.agent_pool import AgentPool
-    from deeplink.scheduler.launch.backend import Backend
-    from deeplink.scheduler.launch.event_log import EventLog
+    from deeplink.scheduler.launch.backend import Backend, RunContext
+    from deeplink.scheduler.launch.hangs import StackReport
     from deeplink.scheduler.launch.launch_spec import RankLayout
-    from deeplink.scheduler.launch.stack_collection import StackReport
     from deeplink.v1 import common_pb2
 
 BEAT_S = 1.0
-FROZEN_S = 10.0
-"""What does not come back for so long hangs with its storage. It is told, and never acted on."""
-HELD_BACK_S = 10.0
-"""A node that is given up for so long, though nothing may be done about it yet, is told of when it comes back."""
-
-ATTEMPT_FILE = "attempt"
-"""In the job's state folder: its newest attempt. A script may call `deeplink run` several times."""
+FROZEN_S = 10.0  # what does not come back for so long hangs with its storage: reported, and never acted on
+HELD_BACK_S = 10.0  # a node given up for so long, with nothing done about it yet, is reported when it comes back
+ATTEMPT_FILE = "attempt"  # in the job's state folder: its newest attempt, for a script with several `deeplink run`
 
 
 def first_attempt(backend: Backend) -> Attempt:
@@ -52,11 +46,7 @@ def first_attempt(backend: Backend) -> Attempt:
 
 
 def note_attempt(backend: Backend, attempt: Attempt) -> None:
-    """Leave word that `attempt` has begun, for `first_attempt` of a later run.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write down that `attempt` has begun, for `first_attempt` of a later run."""
     write_text(backend.folder / ATTEMPT_FILE, str(attempt))
 
 
@@ -75,53 +65,30 @@ def points_of(reports: Iterable[common_pb2.Progress]) -> list[ProgressPoint]:
     ]
 
 
-@dataclass(slots=True)
-class _Pace:
-    """How long a step takes: over the newest attempt, by rank 0's own clock."""
-
-    first: ProgressPoint | None = None
-    last: ProgressPoint | None = None
-
-    def note(self, point: ProgressPoint) -> None:
-        if self.first is None or point.attempt != self.first.attempt:
-            self.first = point
-        self.last = point
-
-    @property
-    def step_s(self) -> float:
-        """Seconds; 0 where too little was heard."""
-        if self.first is None or self.last is None or self.last.step <= self.first.step:
-            return 0.0
-        return max(0.0, self.last.unix - self.first.unix) / (self.last.step - self.first.step)
-
-
 class StatusReporter:
-    """Keeps what is to be told of a job, and tells it: about once a second, and at once when something happened.
+    """Keeps and reports the state of a job: about once a second, and at once when something happened."""
 
-    Attributes:
-        incident: the one that is being recovered from; None most of the time.
-    """
-
-    def __init__(self, backend: Backend, fleet: AgentPool, chronicle: EventLog, clock: Clock) -> None:
-        self.incident: Incident | None = None
-        self._fleet, self._chronicle, self._clock = fleet, chronicle, clock
-        attempt = first_attempt(backend)
+    def __init__(self, run: RunContext) -> None:
+        self.incident: Incident | None = None  # the one that is being recovered from
+        self._agents, self._events, self._clock = run.agents, run.events, run.clock
         self._beat = Beat(
-            attempt=attempt,
+            attempt=first_attempt(run.backend),
             phase=Phase.STARTING,
-            user=backend.user,
-            job_name=backend.job_name,
-            job_label=backend.label,
+            user=run.backend.user,
+            job_name=run.backend.job_name,
+            job_label=run.backend.label,
         )
         self._points: list[ProgressPoint] = []
-        self._pace = _Pace()
+        # Of rank 0, by its own clock, in the newest attempt that reported.
+        self._first_point: ProgressPoint | None = None
+        self._last_point: ProgressPoint | None = None
         self._frozen: Incident | None = None
         self._held_back: dict[NodeName, Incident] = {}
         self._slow: dict[str, Incident] = {}
-        self._told = clock.monotonic()
+        self._reported = run.clock.monotonic()
 
     def describe(self, **facts: object) -> None:
-        """Take note of facts of the newest attempt (fields of `Beat`); they are told with the next beat."""
+        """Take note of facts of the newest attempt (fields of `Beat`), for the next heartbeat."""
         self._beat = replace(self._beat, **facts)  # type: ignore[arg-type] # the fields are Beat's own
 
     def begin(self, layout: RankLayout, step_timeout_s: float) -> None:
@@ -136,7 +103,7 @@ class StatusReporter:
             "ring_crossings_stock": layout.crossings_stock,
         }
         self.describe(attempt=launch.attempt, step_timeout_s=step_timeout_s, **where)
-        self._chronicle.event(
+        self._events.event(
             "attempt-started",
             f"attempt {launch.attempt}: {layout}",
             attempt=str(launch.attempt),
@@ -147,80 +114,64 @@ class StatusReporter:
         )
 
     def note_first_step(self, step: int | None, repeated: int) -> None:
-        """The attempt reports its first step, and does so many again: what it was started for is over.
-
-        What was found since is not: ranks that are being ended for it may still report.
-        """
+        """The attempt reports its first step, and does so many again: what it was started for is over."""
+        # What was found since is not: ranks that are being ended for it may still report.
         attempt = str(self._beat.attempt)
         again = f" ({repeated} steps done again)" if repeated else ""
-        self._chronicle.event(
-            "first-step",
-            f"attempt {attempt} reports step {step}{again}",
-            attempt=attempt,
-            step=step,
-            steps_repeated=repeated,
-        )
+        said = f"attempt {attempt} reports step {step}{again}"
+        self._events.event("first-step", said, attempt=attempt, step=step, steps_repeated=repeated)
         if self.incident is not None and self.incident.acted_unix:
             self.settle(IncidentOutcome.RECOVERED, steps_repeated=repeated)
 
     def note(self, points: Iterable[ProgressPoint]) -> None:
-        """Take rank 0's reports over, to be told with the next beat; other ranks' are not told."""
-        taken = [point for point in points if point.rank == 0]
-        self._points.extend(taken)
-        for point in taken:
-            self._pace.note(point)
+        """Take rank 0's points over, for the next heartbeat; other ranks' are not reported."""
+        for point in points:
+            if point.rank == 0:
+                self._points.append(point)
+                if self._first_point is None or point.attempt != self._first_point.attempt:
+                    self._first_point = point
+                self._last_point = point
 
     def tick(self) -> None:
-        """Tell how things are, if it is time to."""
-        if self._clock.monotonic() - self._told >= BEAT_S:
+        """Report how things are, if it is time to."""
+        if self._clock.monotonic() - self._reported >= BEAT_S:
             self._look_at_storage()
-            self._tell([])
+            self._report()
 
     def enter(self, phase: Phase, detail: str = "") -> None:
-        """Tell at once that a new phase began."""
+        """Report at once that a new phase began."""
         if phase.ended:
             self.note_slow({})
         self._beat = replace(self._beat, phase=phase, detail=detail)
-        self._tell([self.incident] if self.incident else [], now=True)
+        self._report([self.incident] if self.incident else [], now=True)
 
     def open(
         self, kind: IncidentKind, node: NodeName | None, quiet_s: float, because: str, action: Action
     ) -> None:
-        """Begin an incident whose first evidence is `quiet_s` old; it is told with the next phase."""
+        """Begin an incident whose first evidence is `quiet_s` old; it is reported with the next phase."""
         self._held_back.clear()  # what was to be done is done now
         begun = self._begun(kind, node, because, quiet_s)
-        self.incident = replace(begun, action=action, ranks=self._beat.world_size, step_s=self._pace.step_s)
+        step_s = step_seconds(self._first_point, self._last_point)
+        self.incident = replace(begun, action=action, ranks=self._beat.world_size, step_s=step_s)
+
+    # Incidents of their own beside the open one, about which nothing is done: slow ranks, lost spares, nodes that
+    # came back, frozen storage.
 
     def note_slow(self, found: Mapping[NodeName, str]) -> None:
-        """Tell at once of nodes whose rank has become slow, with the reason, and of those that are no more.
-
-        That is an incident of its own beside the open one: nothing is done about it.
-        """
-        slow = {
-            incident_id(self._beat.attempt, IncidentKind.STRAGGLER, node): (node, why)
-            for node, why in found.items()
-        }
-        news = []
-        for key, (node, why) in slow.items():
-            if key not in self._slow and (self.incident is None or self.incident.id != key):
-                self._slow[key] = self._begun(IncidentKind.STRAGGLER, node, why)
-                news.append(self._slow[key])
-        for key in self._slow.keys() - slow.keys():
-            ended = self._slow.pop(key)
-            if self.incident is None or self.incident.id != key:  # else it ends with what was done about it
-                news.append(self._over(ended))
-        if news:
-            self._tell(news, now=True)
+        """Report at once nodes whose rank has become slow, with the reason, and those that are no more."""
+        attempt, kind = self._beat.attempt, IncidentKind.STRAGGLER
+        slow = {incident_id(attempt, kind, node): (node, why) for node, why in found.items()}
+        acted_on = self.incident.id if self.incident is not None else None  # ends with what was done about it
+        begun = {key: self._begun(kind, *slow[key]) for key in slow if key not in self._slow and key != acted_on}
+        ended = {key: self._slow.pop(key) for key in self._slow.keys() - slow.keys()}
+        self._slow |= begun
+        self._report_all([*begun.values(), *(self._over(one) for key, one in ended.items() if key != acted_on)])
 
     def lose_spares(self, quiet_s: Mapping[NodeName, float], because: str) -> None:
-        """Tell of the loss of nodes that ran no ranks, and for how long nothing was heard of each.
-
-        Those are incidents of their own beside the open one, and over at once.
-        """
-        lost = [
-            self._begun(IncidentKind.NODE_SILENT, node, because, silent_s) for node, silent_s in quiet_s.items()
-        ]
-        self._tell([self._over(one) for one in lost], now=True)
+        """Report the loss of nodes that ran no ranks, and for how long nothing was heard of each: over at once."""
+        kind = IncidentKind.NODE_SILENT
+        lost = (self._begun(kind, node, because, silent_s) for node, silent_s in quiet_s.items())
+        self._report([self._over(one) for one in lost], now=True)
 
     def hold_back(self, quiet_s: Mapping[NodeName, float], because: str) -> None:
         """Take note of nodes that are given up, and for how long each was silent; nothing may be done yet."""
@@ -230,21 +181,26 @@ class StatusReporter:
                 self._held_back[node] = replace(begun, ranks=self._beat.world_size)
 
     def come_back(self) -> None:
-        """Tell of the nodes about which nothing could be done for long, now that they are heard again.
+        """Report the nodes about which nothing could be done for long, now that they are heard again."""
+        if self._held_back:
+            held_back, self._held_back = self._held_back.values(), {}
+            now = self._clock.unix()
+            back = [one for one in held_back if now - one.detected_unix >= HELD_BACK_S]
+            said = "it came back, and nothing was done"
+            self._report_all([self._over(replace(one, evidence=f"{one.evidence}; {said}")) for one in back])
 
-        Those are incidents of their own beside the open one, and over.
-        """
-        now, held_back = self._clock.unix(), self._held_back
-        if not held_back:
-            return
-        self._held_back = {}
-        over = [
-            self._over(replace(one, evidence=f"{one.evidence}; it came back, and nothing was done"))
-            for one in held_back.values()
-            if now - one.detected_unix >= HELD_BACK_S
-        ]
-        if over:
-            self._tell(over, now=True)
+    def _look_at_storage(self) -> None:
+        stuck_s = self._events.stuck_s()
+        if self._frozen is None and stuck_s >= FROZEN_S:
+            because = f"what this launcher writes to the job's folder does not come back for {stuck_s:.0f} s"
+            begun = self._begun(IncidentKind.STORAGE_FROZEN, None, because, stuck_s)
+            self._frozen = replace(begun, ranks=self._beat.world_size)
+            self._events.event("storage-frozen", because, stuck_s=stuck_s)
+            self._report([self._frozen], now=True)
+        elif self._frozen is not None and not stuck_s:
+            ended, self._frozen = self._over(self._frozen), None
+            self._events.event("storage-back", "the job's folder can be written again")
+            self._report([ended], now=True)
 
     def _begun(self, kind: IncidentKind, node: NodeName | None, because: str, quiet_s: float = 0.0) -> Incident:
         """Return an incident that is found now, its first evidence `quiet_s` old; no rank stands still for it."""
@@ -262,11 +218,13 @@ class StatusReporter:
     def _over(self, incident: Incident) -> Incident:
         return replace(incident, outcome=IncidentOutcome.RECOVERED, recovered_unix=self._clock.unix())
 
+    # The open incident.
+
     def locate(self, found: StackReport) -> None:
         """Add where its ranks were to the open incident."""
         if self.incident is not None and found.gist:
-            evidence = f"{self.incident.evidence}; {found.gist}"
-            self.incident = replace(self.incident, evidence=evidence, stacks=found.stacks)
+            self.add(found.gist)
+            self.incident = replace(self.incident, stacks=found.stacks)
 
     def add(self, found: str) -> None:
         """Add to the open incident what was found since."""
@@ -279,46 +237,35 @@ class StatusReporter:
             self.incident = replace(self.incident, acted_unix=self._clock.unix())
 
     def refused(self) -> None:
-        """What was to be done about the open incident could not be."""
+        """The open incident's action could not be done."""
         if self.incident is not None:
             self.incident = replace(self.incident, action=Action.NONE)
 
     def settle(self, outcome: IncidentOutcome, *, steps_repeated: int = 0) -> None:
-        """End the open incident, if there is one, and tell at once."""
+        """End the open incident, if there is one, and report it at once."""
         if self.incident is None:
             return
         recovered = self._clock.unix() if outcome is IncidentOutcome.RECOVERED else 0.0
         ended = replace(self.incident, outcome=outcome, recovered_unix=recovered, steps_repeated=steps_repeated)
         self.incident = None
-        self._tell([ended], now=True)
+        self._report([ended], now=True)
 
-    def _look_at_storage(self) -> None:
-        """Tell that the shared storage hangs, and that it goes on; nothing is ever done about it."""
-        stuck_s = self._chronicle.stuck_s()
-        if self._frozen is None and stuck_s >= FROZEN_S:
-            because = f"what this launcher writes to the job's folder does not come back for {stuck_s:.0f} s"
-            begun = self._begun(IncidentKind.STORAGE_FROZEN, None, because, stuck_s)
-            self._frozen = replace(begun, ranks=self._beat.world_size)
-            self._chronicle.event("storage-frozen", because, stuck_s=stuck_s)
-            self._tell([self._frozen], now=True)
-        elif self._frozen is not None and not stuck_s:
-            ended = self._over(self._frozen)
-            self._frozen = None
-            self._chronicle.event("storage-back", "the job's folder can be written again")
-            self._tell([ended], now=True)
+    def _report_all(self, incidents: list[Incident]) -> None:
+        if incidents:
+            self._report(incidents, now=True)
 
-    def _tell(self, incidents: list[Incident], *, now: bool = False) -> None:
-        self._told = self._clock.monotonic()
+    def _report(self, incidents: Sequence[Incident] = (), *, now: bool = False) -> None:
+        self._reported = self._clock.monotonic()
         points, self._points = self._points, []
         beat = replace(self._beat, node_beats=self._node_beats())
-        self._chronicle.beat(beat, points=points, incidents=incidents, now=now)
+        self._events.beat(beat, points=points, incidents=incidents, now=now)
 
     def _node_beats(self) -> tuple[NodeRecord, ...]:
         now = self._clock.unix()
         records = []
-        facts, health, boots = self._fleet.facts, self._fleet.health(), self._fleet.boot_ids()
-        for node, silence in self._fleet.silence().items():
-            store = self._fleet.store_of(node)
+        facts, health, boots = self._agents.facts, self._agents.health(), self._agents.boot_ids()
+        for node, silence in self._agents.silence().items():
+            store = self._agents.store_of(node)
             records.append(
                 NodeRecord(
                     name=node,

@@ -12,43 +12,36 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.launch.ending import Ending
-from deeplink.scheduler.launch.failure import Cause
+from deeplink.core.text import counted
+from deeplink.scheduler.launch.ending import TICK_S, Ending, RequeueWait
 from deeplink.scheduler.launch.hangs import Hangs
-from deeplink.scheduler.launch.history import Log, file_of
-from deeplink.scheduler.launch.launch_spec import LaunchSpec, RankLayout, lay_out
-from deeplink.scheduler.launch.node_selection import select_nodes
-from deeplink.scheduler.launch.progress import Progress
-from deeplink.scheduler.launch.service import Service
-from deeplink.scheduler.launch.slurm_monitor import SlurmMonitor
+from deeplink.scheduler.launch.history import History, Progress, file_of
+from deeplink.scheduler.launch.launch_spec import RankLayout, lay_out
+from deeplink.scheduler.launch.slurm_monitor import NodesPoller, SlurmMonitor
 from deeplink.scheduler.launch.status_reporter import StatusReporter, first_attempt, note_attempt, points_of
-from deeplink.scheduler.launch.verdict import (
+from deeplink.scheduler.recovery.rank_failure import Cause
+from deeplink.scheduler.recovery.records import Action, IncidentKind, IncidentOutcome, Phase
+from deeplink.scheduler.recovery.relaunch import (
     AttemptEvidence,
     AttemptVerdict,
     NextMove,
-    RelaunchPolicy,
     decide,
     is_alone,
+    select_nodes,
     too_few,
 )
-from deeplink.scheduler.launch.wait_for_requeue import TICK_S, RequeueWait
-from deeplink.scheduler.watch.records import Action, IncidentKind, IncidentOutcome, Phase
-from deeplink.text import counted
 
 if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Collection
 
-    from deeplink.clock import Clock
-    from deeplink.scheduler.launch.agent_pool import AgentPool
-    from deeplink.scheduler.launch.backend import Backend, RankStep
-    from deeplink.scheduler.launch.event_log import EventLog
-    from deeplink.types import NodeName
+    from deeplink.core.types import NodeName
+    from deeplink.scheduler.launch.backend import RankStep, RunContext
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
+# Once ranks have ended every node is asked whether it lives; the answers are looked for so often, for so long.
 QUICK_S, SOON_S = 0.02, 1.0
-"""Once ranks have ended every node is asked whether it lives; the answers are looked for so often, for so long."""
 _HOW_LONG = re.compile(r" for \d[\d.]* s\b")
 
 
@@ -70,64 +63,28 @@ class _Running:
 
 
 class Supervisor:
-    """Runs an order on a fleet of agents to its end, in one thread.
+    """Runs ranks on the nodes of an agent pool to their end, in one thread."""
 
-    Args:
-        backend: the allocation.
-        fleet: its agents, those that came up.
-        order: what to run.
-        chronicle: who is told.
-        signals: those that are meant for the ranks, put there as they come.
-        clock: for every duration.
-        policy: the thresholds of verdicts.
-
-    Attributes:
-        has_lost: whether a node was lost, or was out of reach at the end.
-    """
-
-    def __init__(
-        self,
-        backend: Backend,
-        fleet: AgentPool,
-        order: LaunchSpec,
-        chronicle: EventLog,
-        *,
-        signals: deque[signal.Signals],
-        clock: Clock,
-        policy: RelaunchPolicy | None = None,
-    ) -> None:
-        self._backend, self._fleet, self._order = backend, fleet, order
-        self._chronicle, self._clock, self._policy = chronicle, clock, policy or RelaunchPolicy()
-        self._here = backend.here
-        self._account = StatusReporter(backend, fleet, chronicle, clock)
-        self._service = Service(backend, clock)
-        self._rescue = RequeueWait(
-            backend, fleet, chronicle, self._service, clock=clock, doubt_s=self._policy.doubt_s
-        )
+    def __init__(self, run: RunContext, signals: deque[signal.Signals]) -> None:
+        self._backend, self._agents, self._events, self._clock = run.backend, run.agents, run.events, run.clock
+        self._spec, self._policy, self._signals = run.spec, run.policy, signals
+        self._reporter = StatusReporter(run)
+        self._nodes = NodesPoller(run.backend, run.clock)
+        self._rescue = RequeueWait(run, self._nodes)
         self._progress = Progress()
-        self._log = Log(file_of(backend.folder, order.command), backend.restart, self._progress)
-        self._liaison = SlurmMonitor(
-            backend, fleet, chronicle, clock, margin_s=order.margin_s, partition_s=self._policy.partition_s
-        )
-        self._ends = Ending(
-            backend,
-            self._account,
-            chronicle,
-            clock=clock,
-            hold=order.hold,
-            limits=self._policy.limits,
-            told_to_end=lambda: self.ending is not None,
-        )
-        self._hangs = Hangs(fleet, chronicle, backend.folder, order, clock)
-        self._attempt = first_attempt(backend)
-        self._begun = 0
+        file = file_of(run.backend.folder, run.spec.command)
+        self._history = History(file, run.backend.restart, self._progress)
+        self._slurm = SlurmMonitor(run)
+        self._end = Ending(run, self._reporter, lambda: self.ending is not None)
+        self._hangs = Hangs(run)
+        self._attempt = first_attempt(run.backend)
+        self._begun = 0  # attempts
         self._usable: list[NodeName] = []
-        self._signals = signals
         self._ending: signal.Signals | None = None
         self._said = ""
         self._boots: dict[NodeName, str] = {}
-        self.has_lost = False
         self._step: RankStep | None = None
+        self.has_lost = False  # whether a node was lost, or was out of reach at the end
 
     def close(self) -> None:
         """End the ranks, should any still run: after an error of ours nobody would watch over them."""
@@ -136,12 +93,12 @@ class Supervisor:
 
     @property
     def ending(self) -> signal.Signals | None:
-        """The signal that told us to end, if one did before the ranks were started."""
+        """The signal that told us to end, if one did."""
         return next((number for number in self._signals if number in ENDING), self._ending)
 
     def run(self) -> int:
         """Return the exit code of the whole run, once it has ended."""
-        self._usable = list(self._fleet.facts)
+        self._usable = list(self._agents.facts)
         running = self._start(self._usable)
         while True:
             verdict = self._watch(running)
@@ -150,7 +107,7 @@ class Supervisor:
             chosen: list[NodeName] = []
             if verdict.move is NextMove.RELAUNCH:
                 chosen = self._relaunch(running, verdict)
-                verdict = verdict if chosen else too_few(verdict, self._service.word.taken, self._fleet.facts)
+                verdict = verdict if chosen else too_few(verdict, self._nodes.status.taken, self._agents.facts)
             if verdict.move is NextMove.STRANDED:
                 self._strand(running, verdict)
                 chosen = self._rescued(verdict.lost)
@@ -158,39 +115,38 @@ class Supervisor:
                 if self._rescue.is_elsewhere and self.ending is None:
                     return self._finish(running, replace(verdict, move=NextMove.SUPERSEDED))
                 told = self.ending.name if self.ending else ""
-                return self._ends.leave_stranded(verdict, told, self._begun)
-            running = self._start_next(chosen, running)
+                return self._end.leave_stranded(verdict, told, self._begun)
+            self._attempt = replace(self._attempt, relaunch=self._attempt.relaunch + 1)
+            self._history.relaunches += 1
+            running = self._start(chosen, running.layout.active)
 
     def _start(self, candidates: Collection[NodeName], before: Collection[NodeName] = ()) -> _Running:
-        chosen = set(candidates)
-        facts = {node: one for node, one in self._fleet.facts.items() if node in chosen}
-        port = self._backend.port_for(self._attempt)
-        order = replace(self._order, count=self._order.count_for(len(facts)) or self._order.count)
+        chosen, limits = set(candidates), self._policy.limits
+        facts = {node: one for node, one in self._agents.facts.items() if node in chosen}
         restarts = self._backend.restart + self._begun
-        most = self._policy.limits.most_relaunches
-        most = restarts + self._policy.limits.most_fruitless if most is None else most
+        most = limits.most_relaunches
         layout = lay_out(
-            order, self._attempt, facts, port=port, before=before, restarts=restarts, max_restarts=most
+            replace(self._spec, count=self._spec.count_for(len(facts)) or self._spec.count),
+            self._attempt,
+            facts,
+            port=self._backend.port_for(self._attempt),
+            before=before,
+            restarts=restarts,
+            max_restarts=restarts + limits.most_fruitless if most is None else most,
         )
         self._progress.begin(self._clock.monotonic(), relaunch=self._begun > 0)
         self._hangs.begin(layout.launch)
-        self._liaison.begin()
+        self._slurm.begin()
         self._begun += 1
-        self._boots = {node: boot for node, boot in self._fleet.boot_ids().items() if boot}
+        self._boots = {node: boot for node, boot in self._agents.boot_ids().items() if boot}
         note_attempt(self._backend, self._attempt)
         self._said = ""
-        self._account.begin(layout, self._hangs.told_s)
+        self._reporter.begin(layout, self._hangs.told_s)
         began = self._clock.monotonic()
-        self._step = self._backend.start_ranks(layout.launch, self._order.command)
-        running = _Running(layout, self._step, began)
-        self._account.acted()
-        self._account.enter(Phase.RUNNING)
-        return running
-
-    def _start_next(self, candidates: Collection[NodeName], last: _Running) -> _Running:
-        self._attempt = replace(self._attempt, relaunch=self._attempt.relaunch + 1)
-        self._log.history.relaunches += 1
-        return self._start(candidates, last.layout.active)
+        self._step = self._backend.start_ranks(layout.launch, self._spec.command)
+        self._reporter.acted()
+        self._reporter.enter(Phase.RUNNING)
+        return _Running(layout, self._step, began)
 
     def _watch(self, running: _Running) -> AttemptVerdict:
         """Return the first verdict that ends this attempt."""
@@ -202,54 +158,50 @@ class Supervisor:
                 self._lose_spares(running, verdict)
             elif verdict.move is NextMove.WAIT:
                 self._say_once(verdict.because)
-                self._account.hold_back(self._silent_s(verdict.lost), verdict.because)
-            elif verdict.move is NextMove.CONTINUE:
-                if not self._liaison.in_doubt:  # else it may have been us who were away, and that is told already
-                    self._account.come_back()
-            else:
+                self._reporter.hold_back(self._silent_s(verdict.lost), verdict.because)
+            elif verdict.move is not NextMove.CONTINUE:
                 return verdict
-            self._clock.sleep(self._pause_s(running))
-
-    def _pause_s(self, running: _Running) -> float:
-        waited_s = None if running.exited_at is None else self._clock.monotonic() - running.exited_at
-        return TICK_S if waited_s is None or waited_s > self._policy.settle_s + SOON_S else QUICK_S
+            elif not self._slurm.in_doubt:  # else it may have been us who were away, and that is reported already
+                self._reporter.come_back()
+            exited_s = 0.0 if running.exited_at is None else self._clock.monotonic() - running.exited_at
+            is_soon = running.exited_at is not None and exited_s <= self._policy.settle_s + SOON_S
+            self._clock.sleep(QUICK_S if is_soon else TICK_S)
 
     def _listen(self) -> None:
         now = self._clock.monotonic()
-        reports = self._fleet.tick(self._attempt)
+        reports = self._agents.tick(self._attempt)
         self._hangs.take(reports)
-        self._account.describe(step_timeout_s=self._hangs.told_s)
-        self._account.note_slow(self._hangs.stragglers)
+        self._reporter.describe(step_timeout_s=self._hangs.told_s)
+        self._reporter.note_slow(self._hangs.stragglers)
         points = points_of(reports)
-        self._account.note(points)
-        self._liaison.take(point for point in points if point.attempt == self._attempt)
+        self._reporter.note(points)
+        self._slurm.take(point for point in points if point.attempt == self._attempt)
         if self._progress.take(points, self._attempt, now):
-            self._account.note_first_step(self._progress.first, self._progress.repeated)
-            self._log.note_step()
-        self._log.note_progress()
-        self._account.tick()
+            self._reporter.note_first_step(self._progress.first, self._progress.repeated)
+            self._history.note_step()
+        self._history.note_progress()
+        self._reporter.tick()
 
     def _decided(self, running: _Running) -> AttemptVerdict:
         now = self._clock.monotonic()
         code = running.step.exit_code()
         if code is not None and running.exited_at is None:
             running.exited_at = now
-            self._fleet.press(now + self._policy.settle_s)
+            self._agents.ask_at(now + self._policy.settle_s)
         told = self._ending.name if self._ending else ""
-        outside = self._liaison.look(code, told, gained=self._log.gained)
+        outside = self._slurm.look(code, told, gained=self._history.gained)
         if outside is not None:
             return outside
-        self._revive()
-        active = running.layout.active
-        silence, booted = self._fleet.silence(), self._booted_anew()
-        spares = self._spares(running)
+        self._restart_agents()
+        active, spares = running.layout.active, self._spares(running)
+        silence, rebooted = self._agents.silence(), self._rebooted()
         late = self._hangs.look()
         seen = AttemptEvidence(
             active=active,
             spares=spares,
             silence={node: silence[node] for node in (*active, *spares)},
-            anew=tuple(node for node in active if node in booted),
-            here=self._here,
+            rebooted=tuple(node for node in active if node in rebooted),
+            here=self._backend.here,
             exit_code=code,
             exited_for_s=0.0 if running.exited_at is None else now - running.exited_at,
             ran_for_s=now - running.began,
@@ -257,28 +209,25 @@ class Supervisor:
             hung=late.hung,
             slow=late.slow,
             suspects=late.suspects,
-            health=self._fleet.health(),
-            unix=self._fleet.unix(),
-            fewest=self._order.fewest,
-            tried=self._log.tried(now),
+            health=self._agents.health(),
+            unix=self._agents.unix(),
+            fewest=self._spec.fewest,
+            tried=self._history.tried(now),
         )
-        verdict = self._liaison.weigh(decide(seen, self._policy), alone=is_alone(seen, self._policy))
+        verdict = self._slurm.weigh(decide(seen, self._policy), alone=is_alone(seen, self._policy))
         if verdict.move in {NextMove.RELAUNCH, NextMove.STRANDED} and self._ending is not None:
-            code = 128 + self._ending
-            return AttemptVerdict(move=NextMove.FAILED, because=verdict.because, lost=verdict.lost, code=code)
+            return AttemptVerdict(NextMove.FAILED, verdict.because, verdict.lost, code=128 + self._ending)
         return verdict
 
-    def _revive(self) -> None:
-        """Start agents once more that are gone while their machines are not, unless we are to end."""
-        if self._ending is None:
-            nodes = self._fleet.revive(self._fleet.bereft(self._usable))
-            if nodes:
-                said = f"{counted(len(nodes), 'agent')} gone from machines that answer: starting once more"
-                self._chronicle.event("agents-again", said, nodes=nodes)
+    def _restart_agents(self) -> None:
+        """Start agents again that are gone while their machines are not, unless we are to end."""
+        if self._ending is None and (nodes := self._agents.restart(self._agents.without_agent(self._usable))):
+            said = f"{counted(len(nodes), 'agent')} gone from machines that answer: starting once more"
+            self._events.event("agents-again", said, nodes=nodes)
 
-    def _booted_anew(self) -> set[NodeName]:
+    def _rebooted(self) -> set[NodeName]:
         """Return the nodes that run another boot of their kernel than at the start of this attempt."""
-        known = {node: boot for node, boot in self._fleet.boot_ids().items() if boot}
+        known = {node: boot for node, boot in self._agents.boot_ids().items() if boot}
         return {node for node, boot in known.items() if self._boots.setdefault(node, boot) != boot}
 
     def _pass_signals(self, running: _Running) -> None:
@@ -286,23 +235,19 @@ class Supervisor:
             number = self._signals.popleft()
             if number in ENDING:
                 self._ending = number
-            self._chronicle.event("signal", f"passing {number.name} on to the ranks", signal=number.name)
+            self._events.event("signal", f"passing {number.name} on to the ranks", signal=number.name)
             running.step.send(number)
 
     def _lose_spares(self, running: _Running, verdict: AttemptVerdict) -> None:
-        self._tell_silent(verdict.lost)
-        self._account.lose_spares(self._silent_s(verdict.lost), verdict.because)
+        self._report_silent(verdict.lost)
+        self._reporter.lose_spares(self._silent_s(verdict.lost), verdict.because)
         self._forget(verdict.lost)
-        self._account.describe(spares=self._spares(running))
-        self._chronicle.event("spare-lost", f"{verdict.because}: no spare any more", nodes=verdict.lost)
+        self._reporter.describe(spares=self._spares(running))
+        self._events.event("spare-lost", f"{verdict.because}: no spare any more", nodes=verdict.lost)
 
     def _spares(self, running: _Running) -> tuple[NodeName, ...]:
         active = set(running.layout.active)
         return tuple(node for node in self._usable if node not in active)
-
-    @property
-    def _lost(self) -> list[NodeName]:
-        return [node for node in self._fleet.facts if node not in self._usable]
 
     def _forget(self, lost: Collection[NodeName]) -> None:
         self.has_lost = self.has_lost or bool(lost)
@@ -314,65 +259,63 @@ class Supervisor:
         if verdict.cause is Cause.HANG and not verdict.slow:
             verdict = self._located(verdict)
         self._forget(verdict.lost)
-        self._chronicle.event(
-            "relaunch", f"{verdict.because}: starting the ranks again", lost=verdict.lost, because=verdict.because
-        )
-        self._account.enter(Phase.RECOVERING, verdict.because)
+        said = f"{verdict.because}: starting the ranks again"
+        self._events.event("relaunch", said, lost=verdict.lost, because=verdict.because)
+        self._reporter.enter(Phase.RECOVERING, verdict.because)
         self._while_listening(running.step.kill)
-        self._log.note(verdict.cause or Cause.UNKNOWN, verdict.code, self._clock.monotonic())
-        return self._mustered(verdict.suspects)
+        self._history.note(verdict.cause or Cause.UNKNOWN, verdict.code, self._clock.monotonic())
+        return self._selected(verdict.suspects)
 
-    def _mustered(self, suspects: Collection[NodeName] = ()) -> list[NodeName]:
-        """Return the nodes for the next attempt, by Slurm's word too; empty where they are too few."""
-        word = self._service.look(self._listen)
+    def _selected(self, suspects: Collection[NodeName] = ()) -> list[NodeName]:
+        """Return the nodes for the next attempt, by what Slurm says too; empty where they are too few."""
+        status = self._nodes.look(self._listen)
         before = self._usable
-        self._forget(word.taken)
+        self._forget(status.taken)
         chosen = select_nodes(
             self._usable,
-            self._order.count,
-            silence=self._fleet.silence(),
+            self._spec.count,
+            silence=self._agents.silence(),
             doubt_s=self._policy.doubt_s,
-            here=self._here,
+            here=self._backend.here,
             suspects=suspects,
-            sick=self._fleet.sick(),
-            out=word.out,
+            sick=self._agents.sick(),
+            out=status.out,
         )
-        self._service.tell(self._chronicle, before, chosen)
-        return chosen if self._order.count_for(len(chosen)) else []
+        self._nodes.report(self._events, before, chosen)
+        return chosen if self._spec.count_for(len(chosen)) else []
 
     def _located(self, verdict: AttemptVerdict) -> AttemptVerdict:
         """Return the verdict with what was found of where the ranks are: asked before any of them is ended."""
-        self._account.enter(Phase.RECOVERING, verdict.because)
+        self._reporter.enter(Phase.RECOVERING, verdict.because)
         found = self._hangs.locate(self._listen)
-        self._account.locate(found)
+        self._reporter.locate(found)
         because = "; ".join(filter(None, (verdict.because, found.gist)))
         return replace(verdict, because=because, suspects=verdict.suspects or found.suspects)
 
     def _strand(self, running: _Running, verdict: AttemptVerdict) -> None:
         self._open(verdict, Action.NONE)
         self._forget(verdict.lost)
-        self._chronicle.event(
-            "stranded", f"{verdict.because}: waiting for a rescue", lost=verdict.lost, because=verdict.because
-        )
-        self._account.enter(Phase.STRANDED, verdict.because)
+        said = f"{verdict.because}: waiting for a rescue"
+        self._events.event("stranded", said, lost=verdict.lost, because=verdict.because)
+        self._reporter.enter(Phase.STRANDED, verdict.because)
         self._while_listening(running.step.kill)
 
     def _rescued(self, lost: Collection[NodeName]) -> list[NodeName]:
         """Wait until enough nodes answer again and return those for the next attempt; empty where they do not."""
-        deadline = self._clock.monotonic() + self._order.strand_timeout_s
+        deadline = self._clock.monotonic() + self._spec.strand_timeout_s
         while self._rescue.wait(
             [node for node in lost if node not in self._usable],
             deadline - self._clock.monotonic(),
             others=tuple(self._usable),
-            enough=lambda nodes: self._order.count_for(nodes) > 0,
+            enough=lambda nodes: self._spec.count_for(nodes) > 0,
             listen=self._listen,
             told_to_end=lambda: self.ending is not None,
         ):
-            self._account.add(self._rescue.found)
-            silence, taken = self._fleet.silence(), self._service.word.taken
+            self._reporter.add(self._rescue.found)
+            silence, taken = self._agents.silence(), self._nodes.status.taken
             away = [node for node in lost if node not in (*self._usable, *taken)]
             self._usable += [node for node in away if silence[node].answer_s < self._policy.doubt_s]
-            if chosen := self._mustered():
+            if chosen := self._selected():
                 return chosen
         return []
 
@@ -384,50 +327,51 @@ class Supervisor:
             thread.join(TICK_S)
 
     def _open(self, verdict: AttemptVerdict, action: Action) -> None:
-        quiet_s = self._tell_silent(verdict.lost) or self._progress.stuck_s(self._clock.monotonic()) or 0.0
-        blamed = (*verdict.lost, *verdict.suspects)
+        quiet_s = self._report_silent(verdict.lost) or self._progress.stuck_s(self._clock.monotonic()) or 0.0
+        blamed = next(iter((*verdict.lost, *verdict.suspects)), None)
         kind = verdict.kind or IncidentKind.RANK_FAILED
-        self._account.settle(IncidentOutcome.FAILED)  # the one before, if it has not come to a step since
-        self._account.open(kind, blamed[0] if blamed else None, quiet_s, verdict.because, action)
+        self._reporter.settle(IncidentOutcome.FAILED)  # the one before, if it has not come to a step since
+        self._reporter.open(kind, blamed, quiet_s, verdict.because, action)
 
     def _silent_s(self, nodes: Collection[NodeName]) -> dict[NodeName, float]:
         """Return for how long nothing was heard of each of these nodes."""
         if not nodes:  # as of most waits: this is asked ten times a second
             return {}
-        silence = self._fleet.silence()
+        silence = self._agents.silence()
         return {node: silence[node].contact_s for node in nodes}
 
-    def _tell_silent(self, lost: Collection[NodeName]) -> float:
-        """Tell of lost nodes; returns for how long nothing was heard of them, 0 where there are none."""
+    def _report_silent(self, lost: Collection[NodeName]) -> float:
+        """Report lost nodes; returns for how long nothing was heard of them, 0 where there are none."""
         silent_s = max(self._silent_s(lost).values(), default=0.0)
         if lost:
-            self._chronicle.event("node-silent", nodes=lost, silent_s=silent_s, attempt=str(self._attempt))
+            self._events.event("node-silent", nodes=lost, silent_s=silent_s, attempt=str(self._attempt))
         return silent_s
 
     def _say_once(self, because: str) -> None:
         kind = gist_of_wait(because)
         if kind != self._said:
             self._said = kind
-            self._chronicle.event("waiting", because, because=because)
+            self._events.event("waiting", because, because=because)
 
     def _finish(self, running: _Running, verdict: AttemptVerdict) -> int:
         if verdict.move is NextMove.SUPERSEDED:
             running.step.abandon()
-            self._fleet.abandon()
+            self._agents.abandon()
             self._step, self.has_lost = None, True
-            return self._ends.elsewhere(verdict, self._begun)
-        action = self._ends.action_for(verdict, self._log, requeueable=self._liaison.requeueable)
+            return self._end.elsewhere(verdict, self._begun)
+        action = self._end.action_for(verdict, self._history, requeueable=self._slurm.requeueable)
         if verdict.kind is not None:  # before the stacks are asked for: they belong to it
             self._open(verdict, action)
         self._forget(verdict.lost)
-        # Of who is out of reach now the next run is to know, too, though nobody has called it lost.
-        silence = self._fleet.silence().values()
+        # Of nodes that are out of reach now the next run is to know, too, though none was called lost.
+        silence = self._agents.silence().values()
         self.has_lost = self.has_lost or any(one.contact_s >= self._policy.doubt_s for one in silence)
         if verdict.cause is Cause.HANG:
             verdict = self._located(verdict)
         self._while_listening(running.step.kill)
+        lost = [node for node in self._agents.facts if node not in self._usable]
         if action is Action.REQUEUE:
-            return self._ends.start_again(verdict, self._begun, lost=self._lost)
+            return self._end.start_again(verdict, self._begun, lost=lost)
         if verdict.kind is None:
-            return self._ends.end(verdict, self._begun)
-        return self._ends.give_up(verdict, action, self._log, self._begun, lost=self._lost)
+            return self._end.end(verdict, self._begun)
+        return self._end.give_up(verdict, action, self._history, self._begun, lost=lost)

@@ -1,6 +1,6 @@
-"""The node agent's ear: ranks report their progress to it, the launcher asks it how the node is.
+"""The node agent's service: ranks report their progress to it, the launcher asks it how the node is.
 
-`Bulletin` holds what was heard and decides who is fenced (no wire, no clock); `NodeServicer` is its gRPC face.
+`Bulletin` holds the reports and decides who is fenced (no wire, no clock); `NodeServicer` is its gRPC face.
 """
 
 from __future__ import annotations
@@ -8,52 +8,30 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import grpc
 from typing_extensions import override
 
-from deeplink.clock import Clock, SystemClock
-from deeplink.errors import DeepLinkError
-from deeplink.metrics import NODE_HEARTBEATS, NODE_REPORTS
-from deeplink.scheduler.node.rankprocesses import Reported
+from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.metrics import NODE_HEARTBEATS, NODE_REPORTS
+from deeplink.rpc.channel import attempt_from_wire, attempt_to_wire
+from deeplink.scheduler.node.rank_processes import Reported
 from deeplink.v1 import node_pb2, node_pb2_grpc
-from deeplink.wire import attempt_from_wire, attempt_to_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
-    from deeplink.types import Attempt, NodeName
+    from deeplink.core.types import Attempt, NodeName
     from deeplink.v1 import common_pb2
 
 REPORT = "/deeplink.v1.Node/Report"
-KEPT_REPORTS = 1024
-"""Progress records kept; older ones give way. 8 ranks at 3 reports/s: the last 40 s."""
-KEPT_JOBS = 256
-"""Jobs whose newest attempt is remembered; a standing agent forgets the job heard of longest ago."""
+KEPT_REPORTS = 1024  # progress records kept; older ones give way. 8 ranks at 3 reports/s: the last 40 s.
+KEPT_JOBS = 256  # jobs whose newest attempt is remembered; a standing agent forgets the job heard of longest ago
 MOST_METRICS = 64
-MOST_WISHES = 16
+_MOST_SAVES = 16
 LONGEST_NAME = 128
-STACKS_S = 10.0
-"""The longest an agent looks for the stacks of its ranks."""
-
-
-class AskRanks(Protocol):
-    """Returns where an attempt's ranks on this node are, within so many seconds."""
-
-    def __call__(
-        self, attempt: Attempt, reported: Mapping[int, Reported], deadline_s: float, *, states_only: bool
-    ) -> Iterable[node_pb2.RankStack]:
-        """Return a record for each rank; see `deeplink.scheduler.node.stacks.Stacks`."""
-        ...
-
-
-class ReportRefusedError(DeepLinkError):
-    """A report holds more than an agent keeps for one rank."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(f"report refused: {problem}", remedy=f"At most {MOST_METRICS} metrics, with short names.")
-        self.problem = problem
+STACKS_S = 10.0  # the longest an agent looks for the stacks of its ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +69,7 @@ class Bulletin:
         return newest
 
     def report(self, progress: common_pb2.Progress) -> Attempt:
-        """Keep a rank's progress, unless a newer attempt of its job has begun; return the newest attempt.
-
-        Raises:
-            ReportRefusedError: the record is larger than what is kept for one rank.
-        """
-        if len(progress.metrics) > MOST_METRICS:
-            raise ReportRefusedError(f"{len(progress.metrics)} metrics")
-        if any(len(name) > LONGEST_NAME for name in progress.metrics):
-            raise ReportRefusedError(f"a metric's name is over {LONGEST_NAME} characters")
-        if len(progress.section) > LONGEST_NAME:
-            raise ReportRefusedError(f"its section's name is over {LONGEST_NAME} characters")
+        """Keep a rank's progress, unless a newer attempt of its job has begun; return the newest attempt."""
         attempt = attempt_from_wire(progress.attempt)
         with self._lock:
             newest = self._learn(attempt)
@@ -123,10 +91,6 @@ class Bulletin:
         """Return the records with a sequence number greater than `after`, in order of arrival.
 
         A number greater than any given out comes from before this agent's start: then all records are returned.
-
-        Args:
-            after: sequence number of the last record the caller has.
-            job: return this job's records alone; all jobs' when None.
         """
         with self._lock:
             after = 0 if after > self._last else after
@@ -138,19 +102,16 @@ class Bulletin:
             return BulletinPage(self._last, records)
 
 
-class NodeServicer(node_pb2_grpc.NodeServicer):
-    """Answers ranks (`Report`) and launchers (`Status`).
+def _too_much(progress: common_pb2.Progress) -> str:
+    if len(progress.metrics) > MOST_METRICS:
+        return f"{len(progress.metrics)} metrics"
+    if any(len(name) > LONGEST_NAME for name in progress.metrics):
+        return f"a metric's name is over {LONGEST_NAME} characters"
+    return f"its section's name is over {LONGEST_NAME} characters" if len(progress.section) > LONGEST_NAME else ""
 
-    Args:
-        node: this node's member name.
-        topology_address: SLURM_TOPOLOGY_ADDR as seen on this node; empty outside of Slurm.
-        store_status: returns what the node's store holds; called once per Status, so it must be quick.
-        clock: where the uptime comes from.
-        told_members: called with the list of the job's agents that a launcher sends with each question.
-        health: returns what is wrong with the node now; called once per Status, so it must be quick.
-        stacks: says where an attempt's ranks on this node are; nobody when None.
-        boot_id: of the node's kernel; empty where unknown.
-    """
+
+class NodeServicer(node_pb2_grpc.NodeServicer):
+    """Answers ranks (`Report`) and launchers (`Status`, `Stacks`); `stacks` is `Stacks.__call__`."""
 
     def __init__(
         self,
@@ -161,7 +122,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         clock: Clock | None = None,
         told_members: Callable[[str], None] = lambda _members: None,
         health: Callable[[], Iterable[common_pb2.Finding]] = tuple,
-        stacks: AskRanks | None = None,
+        stacks: Callable[..., Iterable[node_pb2.RankStack]] | None = None,
         boot_id: str = "",
     ) -> None:
         self.bulletin = Bulletin()
@@ -177,11 +138,10 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         """Keep a rank's progress and tell whether it is fenced."""
         if not request.HasField("progress"):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the report holds no progress")
-        try:
-            newest = self.bulletin.report(request.progress)
-        except ReportRefusedError as refused:
+        if too_much := _too_much(request.progress):
             NODE_REPORTS.labels("refused").inc()
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"report refused: {too_much}")
+        newest = self.bulletin.report(request.progress)
         attempt = attempt_from_wire(request.progress.attempt)
         fenced = newest > attempt
         NODE_REPORTS.labels("fenced" if fenced else "kept").inc()
@@ -198,7 +158,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         if request.HasField("attempt"):
             newest = self.bulletin.learn(attempt_from_wire(request.attempt))
             job = newest.job
-            self._wish(attempt_from_wire(request.attempt), request.save_at)
+            self._note_save(attempt_from_wire(request.attempt), request.save_at)
         heard = self.bulletin.since(request.after_report, job)
         return node_pb2.StatusReply(
             node=self._node,
@@ -213,11 +173,11 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             unix=self._clock.unix(),
         )
 
-    def _wish(self, attempt: Attempt, save_at: int) -> None:
+    def _note_save(self, attempt: Attempt, save_at: int) -> None:
         """Remember at which step an attempt's ranks are to save; of few attempts, the newest ones."""
         if save_at:
             kept = {**self._save_at, attempt: save_at}
-            self._save_at = dict(list(kept.items())[-MOST_WISHES:])
+            self._save_at = dict(list(kept.items())[-_MOST_SAVES:])
 
     @override
     def Stacks(self, request: node_pb2.StacksRequest, context: grpc.ServicerContext) -> node_pb2.StacksReply:

@@ -8,6 +8,7 @@ functions each thread waits. None of them disturbs a rank that works.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -16,32 +17,53 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from deeplink.clock import Clock, SystemClock
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.node.asking import ASKING, answer_file, catches
-from deeplink.scheduler.node.flight import ask_for_dump, flight_file, newest_collectives
-from deeplink.scheduler.node.rankprocesses import GONE, ProcessTable, RankProcess, Reported, rank_processes
+from deeplink.core import plainpickle
+from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.text import printable_lines
+from deeplink.scheduler.node.rank_processes import (
+    ASKING,
+    GONE,
+    ProcessTable,
+    RankProcess,
+    Reported,
+    answer_file,
+    catches,
+    rank_processes,
+)
 from deeplink.scheduler.slurm import command as processes
-from deeplink.text import printable_lines
 from deeplink.v1 import node_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from deeplink.types import Attempt
+    from deeplink.core.types import Attempt
 
+
+NEWEST = 16  # collectives that are passed on
+LARGEST = 64 << 20  # A dump of more bytes is left alone
+_FILE, _PIPE = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+_DEFAULT = "/tmp/nccl_trace_rank_"  # noqa: S108 - torch's own choice
+_KEPT = (
+    "pg_name",
+    "collective_seq_id",
+    "p2p_seq_id",
+    "op_id",
+    "profiling_name",
+    "state",
+    "input_sizes",
+    "retired",
+)
 MOST_TEXT = 64 << 10  # characters
 MOST_AT_ONCE = 8
 PY_SPY_S = 4.0
 LOOK_S = 5.0
 """How long finding the ranks may take: reading of a process whose memory is locked, as where a file system hangs
 beneath it, does not end."""
-MOST_LOOKS = 4
-"""Looks that hang; then nobody is looked for until one ends."""
-ANSWER_S = 1.5
-"""How long a rank may take to write its stacks down once it is asked."""
+MOST_LOOKS = 4  # looks that hang; then ranks are not looked for until one ends
+ANSWER_S = 1.5  # how long a rank may take to write its stacks down once it is asked
 DUMP_S, SPARE_S = 3.0, 0.5
 """How long a rank may take to dump torch's flight recorder once it is asked, and how long before the deadline that
 is waited for no more: its stack is told all the same."""
@@ -52,6 +74,43 @@ _UNINTERRUPTIBLE = "in uninterruptible sleep (D): it waits for a device or a fil
 WHY = {"T": _STOPPED, "t": _TRACED, "D": _UNINTERRUPTIBLE, "Z": "has ended, and nobody has asked how"}
 
 
+def flight_file(environment: Mapping[str, str], rank: int) -> Path:
+    """Return where a rank of this environment dumps."""
+    return Path(f"{environment.get(_FILE) or _DEFAULT}{rank}")
+
+
+def ask_for_dump(environment: Mapping[str, str], rank: int) -> bool:
+    """Ask a rank for a dump, where it listens for that (TORCH_NCCL_DEBUG_INFO_PIPE_FILE); never waits."""
+    prefix = environment.get(_PIPE)
+    if not prefix:
+        return False
+    with contextlib.suppress(OSError):
+        pipe = os.open(f"{prefix}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(pipe, b"1\n")
+        finally:
+            os.close(pipe)
+        return True
+    return False
+
+
+def newest_collectives(path: Path, *, since_unix: float) -> str:
+    """Return the newest collectives of a dump, as JSON; empty where there is none since then, or it is damaged."""
+    try:
+        seen = path.stat()
+        if seen.st_mtime < since_unix or seen.st_size > LARGEST or seen.st_uid != os.getuid():
+            return ""
+        dump = plainpickle.loaded(path.read_bytes(), {})
+        entries = dump["entries"][-NEWEST:]
+        return json.dumps([_kept(entry) for entry in entries], default=str)
+    except Exception:  # noqa: BLE001 - a foreign pickle may raise anything
+        return ""
+
+
+def _kept(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: entry[name] for name in _KEPT if name in entry}
+
+
 def found_py_spy() -> str:
     """Return the path of py-spy, beside this Python or on PATH; empty where it is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
@@ -60,14 +119,7 @@ def found_py_spy() -> str:
 
 @dataclass(slots=True)
 class Stacks:
-    """Answers where an attempt's ranks on this node are.
-
-    Args:
-        node: this node's name, as ranks find it in DEEPLINK_NODE.
-        py_spy: path of py-spy; empty for none.
-        table: this machine's processes.
-        clock: for deadlines.
-    """
+    """Answers where an attempt's ranks on this node are."""
 
     node: str
     py_spy: str = field(default_factory=found_py_spy)
@@ -80,13 +132,7 @@ class Stacks:
     ) -> list[node_pb2.RankStack]:
         """Return a record for each rank of the attempt here, in their order, within the time given.
 
-        Nobody where even their processes cannot be looked at: that is not known, and says nothing of them.
-
-        Args:
-            attempt: whose ranks.
-            reported: what ranks said of themselves.
-            deadline_s: what is not known by then is left out.
-            states_only: state and CPU time alone.
+        None where even their processes cannot be looked at.
         """
         deadline = self.clock.monotonic() + deadline_s
         ranks = self._found(lambda: rank_processes(self.table, attempt, self.node, reported))
@@ -149,30 +195,30 @@ class Stacks:
 
     def _by_py_spy(self, one: RankProcess, _environment: Mapping[str, str], deadline: float) -> str:
         if not self.py_spy:
-            raise NoStackError("it is not installed")
-        # Nonblocking: it reads memory, and stops nobody. A rank that hangs does not change what is read.
+            raise DeepLinkError("it is not installed")
+        # Nonblocking: it reads memory, and stops no process. A rank that hangs does not change what is read.
         argv = [self.py_spy, "dump", "--nonblocking", "--pid", str(one.pid)]
         left = min(PY_SPY_S, deadline - self.clock.monotonic())
         if left <= 0:
-            raise NoStackError("no time is left")
+            raise DeepLinkError("no time is left")
         done = processes.finish(argv, timeout_s=left)
         if done.code or "Thread" not in done.stdout:
             lines = done.stderr.strip().splitlines()
-            raise NoStackError(lines[0] if lines else f"it exited {done.code}")
+            raise DeepLinkError(lines[0] if lines else f"it exited {done.code}")
         return done.stdout
 
     def _by_faulthandler(self, one: RankProcess, environment: Mapping[str, str], deadline: float) -> str:
         if one.state in WHY:
-            raise NoStackError("it cannot answer a signal now")
+            raise DeepLinkError("it cannot answer a signal now")
         if not environment.get("DEEPLINK_TOKEN_FILE"):
-            raise NoStackError("where it answers is not known")
+            raise DeepLinkError("where it answers is not known")
         status = (self.table.proc / str(one.pid) / "status").read_text(encoding="utf-8", errors="replace")
         lines = status.splitlines()
         numbers = next((line.split() for line in lines if line.startswith("NSpid:")), ["", str(one.pid)])
         answer = answer_file(Path(environment["DEEPLINK_TOKEN_FILE"]).parent, int(numbers[-1]))
         # Who does not mind the signal would be ended by it.
         if not catches(lines, ASKING) or answer.stat().st_uid != os.getuid():
-            raise NoStackError("it has not said that it would answer")
+            raise DeepLinkError("it has not said that it would answer")
         os.truncate(answer, 0)
         handle = os.pidfd_open(one.pid)
         try:
@@ -188,7 +234,7 @@ class Stacks:
         self._until(is_written, min(deadline, self.clock.monotonic() + ANSWER_S))
         text = answer.read_text(encoding="utf-8", errors="replace")
         if not text:
-            raise NoStackError(f"it did not answer within {ANSWER_S:g} s")
+            raise DeepLinkError(f"it did not answer within {ANSWER_S:g} s")
         return text
 
     def _until(self, question: Callable[[], bool], deadline: float) -> None:
@@ -209,10 +255,6 @@ class Stacks:
                     lines.append(f"thread {task.name} ({name}): {rest.split()[0]}{where}")
                     lines += [f"    {line}" for line in stack.splitlines()]
         return "\n".join(lines)
-
-
-class NoStackError(DeepLinkError):
-    """One way to a rank's stack is barred; the next is tried."""
 
 
 def _or_empty(path: Path) -> str:

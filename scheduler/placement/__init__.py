@@ -1,1 +1,4 @@
-"""Which nodes a job should have, and which should hold copies of a shard: functions of values; pure."""
+"""Which nodes a job should have, and which should hold copies of a shard: functions of values; pure.
+
+Other packages import: `predicted`, `request`, `search`.
+"""

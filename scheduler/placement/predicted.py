@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from deeplink.scheduler.model.reading import reads_of
-from deeplink.scheduler.model.step import Demands, predict_one, reading
-from deeplink.scheduler.placement.cost import DEFAULT_COST
+from deeplink.core.types import NodeName
+from deeplink.scheduler.placement.model.step import Demands, predict_one, reading, reads_of
+from deeplink.scheduler.placement.request import DEFAULT_COST, Speeds
+from deeplink.scheduler.topology.graph import tree_of
+from deeplink.scheduler.topology.network import DeviceHealth, Role
 
 if TYPE_CHECKING:
-    from deeplink.scheduler.model.constants import Constants
-    from deeplink.scheduler.model.job import Job
-    from deeplink.scheduler.model.step import ReadTime, StepTime
-    from deeplink.scheduler.placement.cost import Cost, Traits
+    from collections.abc import Iterable
+
+    from deeplink.scheduler.placement.model.constants import Constants
+    from deeplink.scheduler.placement.model.job_profile import Job
+    from deeplink.scheduler.placement.model.step import ReadTime, StepTime
+    from deeplink.scheduler.placement.request import Cost, Traits
+    from deeplink.scheduler.topology.graph import Branch, Path
+    from deeplink.scheduler.topology.network import Cable, Network
 
 TIES = 0.01
 """What else a choice costs is worth less than this share of its step, and so decides between steps that are as
 good as equal: of less the model is not sure (on measured steps it is 2 to 5 % off)."""
+SAID_SLOW = 0.5
+"""The share of full speed of what its source calls degraded and tells no rate of: a choice, not measured."""
 
 
 class Predicted:
     """Costs in seconds: the predicted step, and up to `TIES` of it by the default weights.
 
     The ranks are taken to be numbered along the tree, as `deeplink run` does: the ring leaves each switch once.
-
-    Args:
-        job: what is computed, summed and read.
-        constants: what the machines do; reading counts where they tell of it, and the job does.
-        ranks_per_node: ranks on each node.
-        ties: what else a choice costs.
     """
 
     def __init__(self, job: Job, constants: Constants, ranks_per_node: int, ties: Cost = DEFAULT_COST) -> None:
@@ -80,3 +83,74 @@ class Predicted:
             size = self._job.sample_bytes * self._job.local_batch(ranks)
             self._reads[known] = reading(places or (), size, ranks, self._each)
         return self._reads[known]
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """What is slow or dead."""
+
+    speeds: Speeds  # what is slower than it should be, and works
+    # nodes that are down, or of which no link for ranks works: they have no room to offer
+    dead: frozenset[NodeName]
+
+
+def slow_of(network: Network) -> Slow:
+    """Return what a graph says is slow.
+
+    A node's share is that of all its links for ranks together; a branch's that of all cables from it upwards.
+    Cables whose rate or usual rate no one knows count as sound, unless their source calls them degraded or down.
+    """
+    nodes: dict[NodeName, float] = {}
+    dead = {name for name, node in network.nodes.items() if node.health is DeviceHealth.DOWN}
+    cables: dict[NodeName, list[Cable]] = {}
+    for link in network.host_links():
+        if link.below in network.nodes:
+            mine = (cable for cable in link.cables if cable.role is Role.COMPUTE)
+            cables.setdefault(NodeName(link.below), []).extend(mine)
+    for name, node in network.nodes.items():
+        share = _share(cables.get(name, ()))
+        if node.health is DeviceHealth.DEGRADED:
+            share = min(share, SAID_SLOW)
+        if share <= 0:
+            dead.add(name)
+        elif share < 1 and name not in dead:
+            nodes[name] = share
+    return Slow(Speeds(nodes, _links(network)), frozenset(dead))
+
+
+def _links(network: Network) -> dict[Path, float]:
+    levels = {name: switch.level for name, switch in network.switches.items()}
+    upwards: dict[str, list[Cable]] = {}
+    for link in network.trunks():
+        if levels[link.below] < levels[link.above]:
+            upwards.setdefault(link.below, []).extend(link.cables)
+    found: dict[Path, float] = {}
+    waiting: list[tuple[Branch, Path]] = [(root, ()) for root in tree_of(network).roots]
+    while waiting:
+        branch, above = waiting.pop()
+        path = (*above, branch.name)
+        share = _share([cable for switch in branch.switches for cable in upwards.get(switch, ())])
+        # A branch whose cables are all dead is told by the tree already: nothing joins it with the others.
+        if above and 0 < share < 1:
+            found[path] = share
+        waiting.extend((below, path) for below in branch.below)
+    return found
+
+
+def _share(cables: Iterable[Cable]) -> float:
+    """Return what cables carry together, of what they should; 1.0 where there are none."""
+    carried = usual = 0.0
+    for cable in cables:
+        full = cable.usual_gbps or max((end.gbps or 0.0 for end in (cable.lower, cable.upper)), default=0.0) or 1.0
+        usual += full
+        carried += full * _speed(cable, full)
+    return carried / usual if usual else 1.0
+
+
+def _speed(cable: Cable, full: float) -> float:
+    if cable.health is DeviceHealth.DOWN:
+        return 0.0
+    if cable.health is not DeviceHealth.DEGRADED:
+        return 1.0
+    rate = cable.gbps
+    return min(rate / full, 1.0) if rate and rate < full else SAID_SLOW

@@ -1,73 +1,151 @@
-"""What placement is asked, and what it knows: values; pure."""
+"""What placement is asked, what it knows, and what a choice of nodes costs: values; pure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from typing import TYPE_CHECKING
 
-from deeplink.errors import DeepLinkError
-from deeplink.text import counted, listed
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.text import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from deeplink.core.types import NodeName
     from deeplink.scheduler.topology.graph import Fabric, Path
-    from deeplink.types import NodeName
+
+UNUSED = inf
+"""Stands for the lowest share of full speed where there is no link whose speed matters."""
 
 
-class PlacementValueError(DeepLinkError):
-    """Something handed to placement cannot be so: a negative number, a share above one."""
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """All that a cost may depend on: two choices of nodes with the same traits cost the same."""
+
+    per_leaf: tuple[int, ...]  # nodes on each leaf that is touched, the most first
+    switches: int  # switches above the leaves that its nodes hang below, those above them all too
+    degraded: int  # its nodes that are slow, and slow links between switches that its ring uses
+    ports: float  # the lowest share of full speed among its nodes' own links; 1.0 where all are sound
+    leaf_links: float  # the same among the links up from leaves that its ring uses; `UNUSED` where it uses none
+    upper_links: float  # the same among the links up from the switches above these
+    # share of the job's data that its nodes hold, at most 1.0 (copies on two of them count twice); 1.0 for a job
+    # without data
+    local: float
+    broken: int  # leaves of which all nodes were idle, and of which it takes a part
+    opened: int  # idle nodes of which it takes a part, where a node that is in use would have had the room
+    stranded: int  # nodes it could have had, and leaves over, on the leaves that it touches
+
+    @property
+    def nodes(self) -> int:
+        """Nodes in all."""
+        return sum(self.per_leaf)
+
+    @property
+    def leaves(self) -> int:
+        """Leaf spread."""
+        return len(self.per_leaf)
+
+    @property
+    def slowest(self) -> float:
+        """The lowest share of full speed among all of these: a ring goes as fast as its slowest hop."""
+        return min(self.ports, self.leaf_links, self.upper_links)
+
+    @property
+    def crossings(self) -> int:
+        """Leaf-to-leaf hops of the ring over its nodes in the best order: one for each leaf, none on one alone."""
+        return self.leaves if self.leaves > 1 else 0
+
+
+Cost = Callable[[Traits], float]
+"""What a choice costs; less is better. Must not depend on anything but its argument."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """The cost where no model of the step time is at hand: a weighted sum, in crossings of a ring of eight nodes.
+
+    The weights are a choice and not measured. A ring over one leaf more crosses once more and reaches one leaf
+    more; a link of half the speed halves that of the whole ring; to hold none of the data is as bad as four
+    crossings. What is counted by leaf, switch or node weighs less in jobs of more than eight nodes, in proportion.
+    """
+
+    crossing: float = 1.0  # for each crossing
+    leaf: float = 0.5  # for each leaf but the first
+    switch: float = 0.25  # for each switch above the leaves
+    degraded: float = 0.5  # for each slow node or link
+    broken: float = 0.75  # for each whole leaf broken up
+    opened: float = 0.1  # for each idle node of which a part is taken
+    slow: float = 8.0  # for the slowest hop, times (1 / its share of full speed - 1)
+    remote: float = 4.0  # for all of the data not being held; in proportion
+    reference: int = 8  # up to so many nodes, the first six count in full
+
+    def __call__(self, traits: Traits) -> float:
+        """Return the cost."""
+        counted = (
+            self.crossing * traits.crossings
+            + self.leaf * (traits.leaves - 1)
+            + self.switch * traits.switches
+            + self.degraded * traits.degraded
+            + self.broken * traits.broken
+            + self.opened * traits.opened
+        )
+        share = min(self.reference / traits.nodes, 1.0)
+        return share * counted + self.slow * (1.0 / traits.slowest - 1.0) + self.remote * (1.0 - traits.local)
+
+
+DEFAULT_COST: Cost = Weights()
+
+
+class NoPlacementError(DeepLinkError):
+    """No choice of nodes can meet what a job asks, as far as this cluster is known."""
 
     exit_code = 2
 
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem, remedy="Look at what the cluster's state and the request were read from.")
+    def __init__(self, problem: str, *, limit: str, wanted: int = 0, there: int = 0, later: bool = False) -> None:
+        remedy = "Wait until jobs end (Slurm queues it), or ask for less." if later else "Ask for less."
+        super().__init__(problem, remedy=remedy)
         self.problem = problem
+        self.limit = limit  # which one is not met
+        self.wanted = wanted  # nodes (for `required`: required ones)
+        self.there = there  # as many as are within that limit
+        self.later = later  # whether the nodes would do if they were free: then waiting helps
+
+
+def impossible(problem: str) -> DeepLinkError:
+    """Return the error of what cannot be so: a negative number, a share above one."""
+    remedy = "Look at what the cluster's state and the request were read from."
+    return DeepLinkError(problem, remedy=remedy, exit_code=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCapacity:
-    """What one node has to give.
+    """What one node has to give."""
 
-    Attributes:
-        gpus: its GPUs.
-        free_gpus: those that no job has.
-        idle: whether no job is on it at all.
-    """
-
-    gpus: int = 0
-    free_gpus: int = 0
-    idle: bool = True
+    gpus: int = 0  # its GPUs
+    free_gpus: int = 0  # those that no job has
+    idle: bool = True  # whether no job is on it at all
 
     def __post_init__(self) -> None:
         if not 0 <= self.free_gpus <= self.gpus:
-            raise PlacementValueError(f"{self.free_gpus} of a node's {self.gpus} GPUs cannot be free")
+            raise impossible(f"{self.free_gpus} of a node's {self.gpus} GPUs cannot be free")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRequest:
-    """What a job asks for.
+    """What a job asks for."""
 
-    Attributes:
-        nodes: how many.
-        gpus_per_node: GPUs on each; 0 for none.
-        exclusive: whether it wants whole nodes, with no other job on them.
-        required: nodes it must have.
-        excluded: nodes it must not have.
-        candidates: the nodes that have the features it asks for and are in its partition; all when None.
-    """
-
-    nodes: int
-    gpus_per_node: int = 0
-    exclusive: bool = True
-    required: frozenset[NodeName] = frozenset()
-    excluded: frozenset[NodeName] = frozenset()
-    candidates: frozenset[NodeName] | None = None
+    nodes: int  # how many
+    gpus_per_node: int = 0  # GPUs on each; 0 for none
+    exclusive: bool = True  # whether it wants whole nodes, with no other job on them
+    required: frozenset[NodeName] = frozenset()  # nodes it must have
+    excluded: frozenset[NodeName] = frozenset()  # nodes it must not have
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.gpus_per_node < 0:
-            raise PlacementValueError("a job has at least one node, and no fewer than 0 GPUs on each")
+            raise impossible("a job has at least one node, and no fewer than 0 GPUs on each")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,53 +153,40 @@ class Speeds:
     """What is slower than it should be: shares of full speed, above 0 and up to 1; 1 for who is not in here.
 
     What is dead has no place here: such a node has no room to offer.
-
-    Attributes:
-        nodes: by name, for their own link (or a GPU, or an SSD).
-        links: by the path of a switch, for the links from it to the switch above.
     """
 
+    # by name, for their own link (or a GPU, or an SSD)
     nodes: Mapping[NodeName, float] = field(default_factory=dict)
+    # by the path of a switch, for the links from it to the switch above
     links: Mapping[Path, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, share in (*self.nodes.items(), *self.links.items()):
             if not 0.0 < share <= 1.0:
-                raise PlacementValueError(f"{name}: {share:g} is not a share of full speed (above 0, up to 1)")
+                raise impossible(f"{name}: {share:g} is not a share of full speed (above 0, up to 1)")
 
 
 @dataclass(frozen=True, slots=True)
 class DataResidency:
-    """Where the job's data lies, in bytes; or in percent, with a total of 100.
+    """Where the job's data lies, in bytes; or in percent, with a total of 100."""
 
-    Attributes:
-        held: how much of it is on each node's SSD.
-        total: how much it is; 0 for a job without.
-    """
-
-    held: Mapping[NodeName, int] = field(default_factory=dict)
-    total: int = 0
+    held: Mapping[NodeName, int] = field(default_factory=dict)  # how much of it is on each node's SSD
+    total: int = 0  # how much it is; 0 for a job without
 
     def __post_init__(self) -> None:
         if self.total < 0 or any(held < 0 for held in self.held.values()):
-            raise PlacementValueError("data cannot be fewer than 0 bytes")
+            raise impossible("data cannot be fewer than 0 bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementCluster:
-    """The state of things at one moment.
+    """The state of things at one moment."""
 
-    Attributes:
-        fabric: where nodes hang.
-        rooms: the nodes that jobs may have now or later, busy ones too: with them a leaf is known to be whole.
-        speeds: what is slow.
-        residency: where the job's data lies.
-    """
-
-    fabric: Fabric
+    fabric: Fabric  # where nodes hang
+    # the nodes that jobs may have now or later, busy ones too: with them a leaf is known to be whole
     rooms: Mapping[NodeName, NodeCapacity]
-    speeds: Speeds = field(default_factory=Speeds)
-    residency: DataResidency = field(default_factory=DataResidency)
+    speeds: Speeds = field(default_factory=Speeds)  # what is slow
+    residency: DataResidency = field(default_factory=DataResidency)  # where the job's data lies
 
 
 class PlacementLimit(StrEnum):
@@ -129,58 +194,29 @@ class PlacementLimit(StrEnum):
 
     NODES = "nodes"  # the cluster's
     EXCLUDED = "excluded"
-    FEATURES = "features"  # and the partition
     GPUS = "gpus"  # of a node
     BUSY = "busy"
     REQUIRED = "required"  # a node by name, for one of these reasons
 
 
-class NoPlacementError(DeepLinkError):
-    """No placement can meet a request.
-
-    Attributes:
-        limit: which limit it is that is not met.
-        wanted: nodes (for `required`: required ones).
-        there: as many as are within that limit.
-        later: whether the nodes would do if they were free: then waiting helps.
-    """
-
-    exit_code = 2
-
-    def __init__(self, problem: str, *, limit: PlacementLimit, wanted: int, there: int, later: bool) -> None:
-        remedy = "Wait until jobs end (Slurm queues it), or ask for less." if later else "Ask for less."
-        super().__init__(problem, remedy=remedy)
-        self.limit, self.wanted, self.there, self.later = limit, wanted, there, later
-
-
 def eligible(rooms: Iterable[tuple[NodeName, NodeCapacity]], request: PlacementRequest) -> list[NodeName]:
     """Return those of some nodes that the job could have now."""
-    excluded, candidates, gpus = request.excluded, request.candidates, request.gpus_per_node
+    excluded, gpus = request.excluded, request.gpus_per_node
     return [
         node
         for node, room in rooms
         if (room.idle if request.exclusive else room.free_gpus >= gpus)
         and room.gpus >= gpus
         and node not in excluded
-        and (candidates is None or node in candidates)
     ]
 
 
 def refuse(cluster: PlacementCluster, request: PlacementRequest) -> None:
-    """Say why a request cannot be met: too few nodes could be had, or a required one could not.
-
-    Raises:
-        NoPlacementError: it names the first limit that no choice of nodes can meet.
-    """
+    """Say why a request cannot be met: too few nodes could be had, or a required one could not."""
     left = frozenset(cluster.rooms)
     _check(request, left, limit=PlacementLimit.NODES, why="the cluster has")
     left -= request.excluded
     _check(request, left, limit=PlacementLimit.EXCLUDED, why="without the excluded ones there are")
-    if request.candidates is not None:
-        left &= request.candidates
-        _check(
-            request, left, limit=PlacementLimit.FEATURES, why="with the features and partition asked for there are"
-        )
     left = frozenset(node for node in left if cluster.rooms[node].gpus >= request.gpus_per_node)
     why = f"with {counted(request.gpus_per_node, 'GPU')} each there are"
     _check(request, left, limit=PlacementLimit.GPUS, why=why)
@@ -203,7 +239,6 @@ def _check(request: PlacementRequest, left: frozenset[NodeName], *, limit: Place
         reason = {
             PlacementLimit.NODES: "not in the cluster",
             PlacementLimit.EXCLUDED: "excluded as well",
-            PlacementLimit.FEATURES: "without the features or outside the partition asked for",
             PlacementLimit.GPUS: f"with fewer than {counted(request.gpus_per_node, 'GPU')}",
             PlacementLimit.BUSY: "not free now",
         }[limit]

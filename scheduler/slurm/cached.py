@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeplink.clock import Clock, SystemClock
-from deeplink.errors import DeepLinkError
-from deeplink.private import private_folder
-from deeplink.publish import write_text
+from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.private import private_folder
+from deeplink.core.publish import write_text
 from deeplink.scheduler.slurm import command
-from deeplink.scheduler.slurm.separator import PATTERN
+from deeplink.scheduler.slurm.parse import PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,8 +38,9 @@ SLOW_S = 60.0
 PAUSE_S = 0.02
 """First pause of those who wait for another's answer; later ones are longer."""
 LONGEST_PAUSE_S = 0.25
+_ANSWER, _FAILURE = ".answer", ".failure"
 KEPT_S = 86_400.0
-"""Answers that nobody asked for during so long are removed."""
+"""Answers that no one asked for during so long are removed."""
 
 _SHOWN = frozenset(
     {"node", "nodes", "job", "jobs", "step", "steps", "topology", "config", "partition", "partitions"}
@@ -52,37 +53,24 @@ _BENDING_FAMILIES = ("SQUEUE_", "SINFO_", "SCONTROL_")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedAnswer:
-    """What came of one question.
+    """What came of one question."""
 
-    Attributes:
-        began_unix, ended_unix: when it was asked, and answered.
-        text: standard output; empty where it failed.
-        separator: the separator the text was made with; empty where the question has none.
-        failure: empty, or `exit`, `timeout`, `missing`.
-        code, stderr: of a command that failed.
-        timeout_s: of one that was stopped.
-    """
-
-    began_unix: float
+    began_unix: float  # when it was asked, and answered
     ended_unix: float
-    text: str = ""
-    separator: str = ""
-    failure: str = ""
-    code: int = 0
+    text: str = ""  # standard output; empty where it failed
+    separator: str = ""  # the separator the text was made with; empty where the question has none
+    failure: str = ""  # empty, or `exit`, `timeout`, `missing`
+    code: int = 0  # of a command that failed
     stderr: str = ""
-    timeout_s: float = 0.0
+    timeout_s: float = 0.0  # of one that was stopped
 
     def good_for(self, now: float, interval_s: float) -> bool:
-        """Whether nobody need ask again: it was asked for in this slot, or took longer than it is old."""
+        """Whether no one need ask again: it was asked for in this slot, or took longer than it is old."""
         age = now - self.ended_unix
         return self.began_unix // interval_s == now // interval_s or age < self.ended_unix - self.began_unix
 
     def told(self, argv: Sequence[str]) -> str:
-        """Return the text, with the separators that `argv` asks for.
-
-        Raises:
-            CommandError, CommandTimeoutError, CommandMissingError: what whoever asked was told.
-        """
+        """Return the text, with the separators that `argv` asks for."""
         match self.failure:
             case "":
                 own = _separator(argv)
@@ -136,13 +124,6 @@ class CachedRunner:
     """A `command.Runner` that shares answers with the user's other processes; for `Slurm(run=...)`.
 
     Whatever is no question of a known kind is run as it is. Where the folder cannot be used, everything is.
-
-    Args:
-        folder: made 0700 when it is not there; one that others may enter, or that is not ours, is not used.
-        interval_s: the slot; answers that change with the configuration count for `SLOW_S`.
-        stale_s: where Slurm does not answer, an older answer is given that is at most so old; 0: never.
-        run: how to ask.
-        env: whose Slurm is asked.
     """
 
     folder: Path
@@ -172,7 +153,7 @@ class CachedRunner:
         try:
             return answer.told(argv)
         except DeepLinkError as problem:
-            older = _read(_good(entry))
+            older = _read(entry.with_suffix(_ANSWER))
             if older is None or not 0 <= self.clock.unix() - older.ended_unix <= self.stale_s or _refusal(answer):
                 self.told[kind] = AnswerAge(older.ended_unix if older else 0.0, str(problem))
                 raise
@@ -209,7 +190,11 @@ class CachedRunner:
 
     def _found(self, entry: Path, interval_s: float, asked: float) -> CachedAnswer | None:
         now = self.clock.unix()
-        there = [one for one in (_read(_good(entry)), _read(_bad(entry))) if one and one.ended_unix <= now]
+        there = [
+            one
+            for one in (_read(entry.with_suffix(_ANSWER)), _read(entry.with_suffix(_FAILURE)))
+            if one and one.ended_unix <= now
+        ]
         newest = max(there, key=lambda one: one.ended_unix, default=None)
         if newest is None or newest.began_unix < self._since:
             return None
@@ -230,7 +215,7 @@ class CachedRunner:
             facts = {"failure": "missing"}
         answer = CachedAnswer(began_unix=began, ended_unix=self.clock.unix(), **facts)  # type: ignore[arg-type]
         try:
-            final = _bad(entry) if answer.failure else _good(entry)
+            final = entry.with_suffix(_FAILURE) if answer.failure else entry.with_suffix(_ANSWER)
             write_text(final, json.dumps(asdict(answer)), mode=0o600, durable=False)
             self._sweep()
         except OSError as problem:
@@ -253,14 +238,6 @@ class CachedRunner:
                     path.unlink()
 
 
-def _good(entry: Path) -> Path:
-    return entry.with_name(f"{entry.name}.answer")
-
-
-def _bad(entry: Path) -> Path:
-    return entry.with_name(f"{entry.name}.failure")
-
-
 def _refusal(answer: CachedAnswer) -> bool:
     """Whether Slurm did answer, with a no: then what it said before is not true any more."""
     return answer.failure == "exit" and "Invalid job id" in answer.stderr
@@ -278,15 +255,15 @@ def _prepared(folder: Path) -> str:
 def _read(path: Path) -> CachedAnswer | None:
     try:
         return CachedAnswer(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # nobody asked yet, or a version of ours that wrote something else
+    except (OSError, ValueError, TypeError):  # no one asked yet, or a version of ours that wrote something else
         return None
 
 
 @contextlib.contextmanager
 def _alone(entry: Path) -> Iterator[bool]:
-    """Hold the lock of a question, if nobody else does; the kernel lets go of it for one that is killed."""
+    """Hold the lock of a question, if no one else does; the kernel lets go of it for one that is killed."""
     try:
-        lock = os.open(entry.with_name(f"{entry.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(entry.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         yield True  # a full disk: rather ask twice than not at all
         return

@@ -5,17 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn, Protocol
 
-from deeplink.errors import DeepLinkError
-from deeplink.text import printable
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.private import private_folder
+from deeplink.core.publish import write_text
+from deeplink.core.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
 
 COMMAND_TIMEOUT_S = 20.0
 """Bound on one short command. Slurm's own clients give up on a dead controller after 9 s with default settings."""
@@ -23,6 +29,22 @@ _KILLED_WAIT_S = 2.0  # a process that hangs in the kernel, on dead storage, doe
 _umasks: list[int] = []  # what is spawned gets the last one
 _unfinished: set[subprocess.Popen[bytes]] = set()
 _ODD = re.compile(r"[^\n\t -~]")
+_UNANSWERED = re.compile(r"^slurm_load_\w+ error: ", re.MULTILINE | re.ASCII)
+PIPE = subprocess.PIPE
+DEVNULL = subprocess.DEVNULL
+Process = subprocess.Popen
+TimeoutExpired = subprocess.TimeoutExpired
+STAND_INS = ("srun", "torchrun")
+_MARK = b"-m deeplink shim "
+_HEAD = 4096  # bytes
+_SILENT = re.compile(
+    r"Unable to contact slurm controller|Socket timed out on send/recv operation|in standby mode"
+    r"|Communication connection failure|Communication shutdown failure|Zero Bytes were transmitted or received"
+)
+_STEP = re.compile(r"srun: error: Unable to (?:confirm allocation|create step) for job \d+: (?P<why>.*)")
+_COMING_UP = "Job is pending execution"
+TAKEN = "Memory required by task is not available"
+"""Of a step before that is not over, or of a node that has never had so much: that alone time can tell."""
 
 
 class CommandError(DeepLinkError):
@@ -73,7 +95,6 @@ class Runner(Protocol):
 
     def __call__(self, argv: Sequence[str], /, *, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Return what `run` returns, raise what it raises."""
-        ...
 
 
 def finish(
@@ -86,11 +107,7 @@ def finish(
 ) -> Finished:
     """Run a command to its end and tell how it ended, whatever its exit code.
 
-    Its whole process group is killed when the time is up, so that a hanging child of a child holds nobody.
-
-    Raises:
-        CommandMissingError: no such program.
-        CommandTimeoutError: the time was up.
+    Its whole process group is killed when the time is up, so that a hanging child of a child holds no one.
     """
     return ended(begun(argv, env=env, cwd=cwd), argv, timeout_s=timeout_s, stdin=stdin)
 
@@ -98,11 +115,7 @@ def finish(
 def begun(
     argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start what `ended` waits for: for who has something else to do meanwhile. `end_unfinished` ends it, too.
-
-    Raises:
-        CommandMissingError: no such program.
-    """
+    """Start what `ended` waits for: for who has something else to do meanwhile. `end_unfinished` ends it, too."""
     try:
         process = subprocess.Popen(
             argv,
@@ -170,17 +183,11 @@ def end_unfinished() -> None:
             kill_group(process)
 
 
-_UNANSWERED = re.compile(r"^slurm_load_\w+ error: ", re.MULTILINE | re.ASCII)
-
-
 def answer_of(done: Finished) -> str:
     """Return what a command that has ended wrote to standard output.
 
     Where the controller does not answer, `scontrol show topology` says so on standard error, writes nothing else
     and exits 0 (Slurm 22.05, measured): that is no empty topology.
-
-    Raises:
-        CommandError: it failed.
     """
     if done.code or (not done.stdout.strip() and _UNANSWERED.search(done.stderr)):
         raise CommandError(done.argv, done.code, done.stderr)
@@ -188,14 +195,34 @@ def answer_of(done: Finished) -> str:
 
 
 def run(argv: Sequence[str], /, *, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-    """Run a short command and return what it wrote to standard output.
-
-    Raises:
-        CommandError: it failed.
-        CommandMissingError: no such program.
-        CommandTimeoutError: the time was up.
-    """
+    """Run a short command and return what it wrote to standard output."""
     return answer_of(finish(argv, timeout_s=timeout_s))
+
+
+def within(limit_s: float) -> Runner:
+    """Return a `run` in which no command takes longer than this."""
+
+    def bounded(argv: Sequence[str], /, *, timeout_s: float = limit_s) -> str:
+        return run(argv, timeout_s=min(timeout_s, limit_s))
+
+    return bounded
+
+
+class StartedEarly:
+    """Runs short commands; one of them was started when this was made, while its caller does something else."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._argv = tuple(argv)
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(CommandMissingError):  # who wants the answer gets the error
+            self._process = begun(argv)
+
+    def __call__(self, argv: Sequence[str], /, *, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        """Return what `run` returns, raise what it raises."""
+        if tuple(argv) != self._argv or self._process is None:
+            return run(argv, timeout_s=timeout_s)
+        process, self._process = self._process, None
+        return answer_of(ended(process, argv, timeout_s=timeout_s))
 
 
 def spawn(
@@ -208,11 +235,7 @@ def spawn(
     stderr: int | IO[bytes] | None = None,
     new_session: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """Start a command that lives on, and return its handle; the caller bounds every wait on it.
-
-    Raises:
-        CommandMissingError: no such program.
-    """
+    """Start a command that lives on, and return its handle; the caller bounds every wait on it."""
     try:
         return subprocess.Popen(
             argv,
@@ -239,17 +262,7 @@ def own_files_private() -> Iterator[None]:
 
 
 def detach(argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None) -> int:
-    """Start a command that outlives us and has nothing of ours but its log; return its process id.
-
-    Args:
-        argv: the command.
-        log: what it writes is added there; the file is made with mode 0600.
-        env: its environment; ours when not given.
-
-    Raises:
-        CommandMissingError: no such program.
-        OSError: the log cannot be written, or no process can be made.
-    """
+    """Start a command that outlives us and has nothing of ours but its log; return its process id."""
     adding = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -289,18 +302,71 @@ def _is_handed_down(number: int) -> bool:
 
 
 def become(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> NoReturn:
-    """Turn this process into a command: terminal, signals and exit code are the command's own from here on.
-
-    Raises:
-        CommandMissingError: no such program.
-    """
+    """Turn this process into a command: terminal, signals and exit code are the command's own from here on."""
     try:
         os.execvpe(argv[0], list(argv), dict(os.environ if env is None else env))  # noqa: S606 - what it is for
     except FileNotFoundError as missing:
         raise CommandMissingError(argv[0]) from missing
 
 
-PIPE = subprocess.PIPE
-DEVNULL = subprocess.DEVNULL
-Process = subprocess.Popen
-TimeoutExpired = subprocess.TimeoutExpired
+def make_stand_ins(folder: Path) -> None:
+    """Leave stand-ins for srun and torchrun in `folder`, for the front of a job's PATH."""
+    private_folder(folder)
+    for program in STAND_INS:
+        text = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m deeplink shim {program} "$@"\n'
+        standin = folder / program
+        if not standin.is_file() or standin.read_text(encoding="utf-8") != text:
+            write_text(standin, text, mode=0o755)
+
+
+def real_program(name: str, path: str) -> str | None:
+    """Return the file that `name` stands for on `path`, leaving our stand-ins out; None where there is none."""
+    for folder in filter(None, path.split(os.pathsep)):
+        found = shutil.which(name, path=folder)
+        if found is not None and not _stands_in(Path(found)):
+            return found
+    return None
+
+
+def _stands_in(program: Path) -> bool:
+    try:
+        with program.open("rb") as file:
+            return _MARK in file.read(_HEAD)
+    except OSError:  # executable but not readable: none of ours
+        return False
+
+
+def is_silence(said: str) -> bool:
+    """Whether a command that failed with these words got no answer.
+
+    >>> is_silence("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    True
+    >>> is_silence("slurm_requeue error: Invalid job id specified")
+    False
+    """
+    return _SILENT.search(said) is not None
+
+
+def is_unanswered(problem: DeepLinkError) -> bool:
+    """Whether a command got no answer, by the error it was raised with: it may be sent again.
+
+    It may have been heard all the same: as it takes a job back, Slurm ends the very scontrol by which that asked.
+    """
+    if isinstance(problem, CommandError):
+        return problem.code < 0 or is_silence(problem.stderr)
+    return isinstance(problem, CommandTimeoutError)
+
+
+def unstarted_step(line: str) -> str:
+    """Return why srun got no step, where it may get one later; empty for any other line of srun's.
+
+    >>> unstarted_step("srun: error: Unable to confirm allocation for job 7: Job is pending execution")
+    'Job is pending execution'
+    >>> unstarted_step("srun: error: Unable to create step for job 7: Job/step already completing or completed")
+    ''
+    """
+    found = _STEP.match(line)
+    if found is None:
+        return ""
+    why = found["why"].strip()
+    return why if why in {_COMING_UP, TAKEN} or is_silence(why) else ""

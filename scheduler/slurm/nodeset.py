@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
-from deeplink.errors import DeepLinkError
-from deeplink.types import NodeName
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.types import NodeName
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,6 +15,11 @@ if TYPE_CHECKING:
 _SLURM_CHARACTERS = re.compile(r"[\w.,\[\]-]*", re.ASCII)
 MOST_NODES = 1 << 17
 """Twice as many as Slurm can hold: of a set that is unfolded every name takes memory."""
+_NUMBERED = re.compile(r"(.+?)([0-9]{1,18})")
+_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?:/([0-9]+))?")
+_ENDLESS = 10**18
+_REPEATED = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", re.ASCII)
+_PARTS = re.compile(r",(?![^\[]*\])")
 
 
 class NodeSetError(DeepLinkError):
@@ -34,10 +37,9 @@ def unfold(text: str) -> tuple[NodeName, ...]:
     ('login1', 'n8', 'n9', 'n10')
     >>> unfold("")
     ()
-
-    Raises:
-        NodeSetError: the text does not parse, or stands for more nodes than there can be.
     """
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException  # noqa: PLC0415 - takes 11 ms
+
     if not _SLURM_CHARACTERS.fullmatch(text):
         raise NodeSetError(text, "it holds characters that no node list holds")
     if at_most(text) > MOST_NODES:
@@ -53,10 +55,9 @@ def fold(names: Iterable[str]) -> str:
 
     >>> fold(["n2", "n0", "n1"])
     'n[0-2]'
-
-    Raises:
-        NodeSetError: a name is none.
     """
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException  # noqa: PLC0415 - takes 11 ms
+
     listed = list(names)
     for name in listed:
         if not name or not _SLURM_CHARACTERS.fullmatch(name):
@@ -65,9 +66,6 @@ def fold(names: Iterable[str]) -> str:
         return str(NodeSet.fromlist(listed, resolver=RESOLVER_NOGROUP))
     except NodeSetException as problem:
         raise NodeSetError(",".join(listed), str(problem)) from problem
-
-
-_NUMBERED = re.compile(r"(.+?)([0-9]{1,18})")
 
 
 def fold_for_files(names: Iterable[str]) -> str:
@@ -114,12 +112,8 @@ def _folded(prefix: str, digits: list[str]) -> str:
     return f"{prefix}[{','.join(parts)}]"
 
 
-_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?:/([0-9]+))?")
-_ENDLESS = 10**18
-
-
 def at_most(text: str) -> int:
-    """Return a bound on how many names a folded set stands for, without unfolding it; for text nobody vouches for.
+    """Return a bound on how many names a folded set stands for, without unfolding it; for text no one vouches for.
 
     >>> at_most("n[0-7,9],login1"), at_most("n[0-9][0-99]"), at_most("n[0-999999999]")
     (10, 1000, 1000000000)
@@ -142,9 +136,6 @@ def _span(item: str) -> int:
     return max(1, (int(found[2]) - int(found[1])) // max(1, int(found[3] or 1)) + 1)
 
 
-_REPEATED = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?", re.ASCII)
-
-
 def unfold_counts(text: str) -> list[int]:
     """Read a number for each node as Slurm writes them (SLURM_TASKS_PER_NODE); empty where it is something else.
 
@@ -160,16 +151,6 @@ def unfold_counts(text: str) -> list[int]:
     return counts
 
 
-_PARTS = re.compile(r",(?![^\[]*\])")
-
-
 def in_order(text: str) -> tuple[NodeName, ...]:
-    """Return the names in a folded set in the order in which they are listed: counts for each node follow it.
-
-    >>> in_order("n[8-9],login1"), unfold("n[8-9],login1")
-    (('n8', 'n9', 'login1'), ('login1', 'n8', 'n9'))
-
-    Raises:
-        NodeSetError: as `unfold`.
-    """
+    """Return the names in a folded set in the order in which they are listed: counts for each node follow it."""
     return tuple(dict.fromkeys(name for part in _PARTS.split(text) for name in unfold(part)))

@@ -3,58 +3,141 @@
 from __future__ import annotations
 
 import re
+import secrets
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Self
 
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.slurm.gres import GresTextError, gpus_in
-from deeplink.scheduler.slurm.job_address import JobAddress
+from typing_extensions import override
+
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.text import printable
+from deeplink.core.types import JobId, NodeName
 from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
-from deeplink.scheduler.slurm.states import HELD, JobState, NodeFlag, NodeState, parse_node_state
-from deeplink.text import printable
-from deeplink.types import JobId, NodeName
+from deeplink.scheduler.slurm.states import (
+    HELD,
+    JobState,
+    NodeFlag,
+    NodeState,
+    SlurmTextError,
+    SlurmValueError,
+    gpus_in,
+    parse_node_state,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-
-class SlurmTextError(DeepLinkError):
-    """A Slurm command wrote something that this version cannot read."""
-
-    def __init__(self, command: str, text: str) -> None:
-        super().__init__(
-            f"cannot read what `{command}` wrote: {text[:200]!r}",
-            remedy="Please report it together with `sinfo --version`.",
-        )
-        self.command, self.text = command, text
-
-
+_ONE = re.compile(r"(?P<job>[1-9][0-9]*)(?:_[0-9]+|(?P<component>\+[0-9]+))?", re.ASCII)
+OF_A_WHOLE = "it is a component of a heterogeneous job, and Slurm requeues only all of them at once"
 _SET_ASIDE = frozenset({JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT})
+JOB_FIELDS = (
+    "JobID",
+    "JobArrayID",
+    "State",
+    "Reason",
+    "RestartCnt",
+    "Requeue",
+    "UserName",
+    "NodeList",
+    "BatchHost",
+    "Name",
+)
+"""Columns of `squeue -O` in the order that `parse_jobs` wants."""
+PLACE_FORMAT = ("%P", "%D", "%x", "%n")
+"""Columns of `squeue -o` in the order that `parse_place` wants."""
+_DURATION = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)")
+_PORT = re.compile(r"\d{1,5}", re.ASCII)
+_FACT = re.compile(r"(?:^|\s)(\w+)=(\S*)")
+_NODE_REASON = re.compile(
+    # Later versions put more fields behind who gave the reason.
+    r" Reason=(?P<reason>.*?)(?: \[(?P<by>[^\s@\]]+)@[^\s\]]+\](?: [A-Z]\w*=.*)?| Comment=.*)?\s*\Z",
+    re.DOTALL,
+)
+_IN_SERVICE = frozenset({NodeState.ALLOCATED, NodeState.IDLE, NodeState.MIXED})
+_EVERYDAY = frozenset(
+    {
+        NodeFlag.CLOUD,
+        NodeFlag.COMPLETING,
+        NodeFlag.DYNAMIC_NORM,
+        NodeFlag.NOT_RESPONDING,
+        NodeFlag.PLANNED,
+        NodeFlag.RESERVED,
+    }
+)
+"""Flags of nodes in service: no reason is given for these."""
+_NODE_COMMENT = re.compile(r" Comment=(?P<comment>.*?)(?: (?:Extra|InstanceId|InstanceType)=.*)?\s*\Z", re.DOTALL)
+_JOINED = "aggregatedblock="
+_NO_TOPOLOGY = "No topology information available"
+_COMMAND = "scontrol show partition"
+PATTERN = re.compile("~[0-9a-f]{16}~")
+"""Every text that `fresh_separator` may return."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobAddress:
+    """One job as a command that changes it must name it: `12`, `12_3` (task of an array), `12+1` (component).
+
+    Made from what Slurm wrote of the job (`of_label`), never from a raw id. Nor from the environment: sbatch hands
+    the variables of an array's task on to the jobs that it submits.
+    """
+
+    _text: str
+
+    def __post_init__(self) -> None:
+        """Refuse what names several jobs."""
+        if not _ONE.fullmatch(self._text):
+            remedy = "Name a job (12), a task of an array (12_3) or a component (12+1)."
+            raise SlurmValueError(self._text, "does not name one job", remedy, exit_code=1)
+
+    @classmethod
+    def of_label(cls, label: str) -> Self:
+        """Return the address of the job that Slurm calls so (squeue's `%i`, JobArrayID).
+
+        >>> str(JobAddress.of_label("12_3"))
+        '12_3'
+        """
+        return cls(label)
+
+    @property
+    def is_component(self) -> bool:
+        """Whether it is a part of a heterogeneous job."""
+        return "+" in self._text
+
+    @property
+    def whole(self) -> str:
+        """The id of the array or of the heterogeneous job that it is a part of; else its own."""
+        return re.split(r"[_+]", self._text, maxsplit=1)[0]
+
+    def alone(self, verb: str) -> Self:
+        """Return the address, for a command that Slurm has for no component (measured with 22.05)."""
+        if self.is_component:
+            raise DeepLinkError(
+                f"job {self} is not requeued: {OF_A_WHOLE}",
+                remedy=f"If all of them may end: `scontrol {verb} {self.whole}`.",
+            )
+        return self
+
+    @override
+    def __str__(self) -> str:
+        return self._text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
-    """One job as squeue tells it.
+    """One job as squeue tells it."""
 
-    Attributes:
-        id: the raw id, different for every array task that has started. That of the array, for the task that
-            started last: a command that changes a job takes `address`.
-        label: what people call it, `4_1` for a task of an array.
-        restarts: how often Slurm started it again; SLURM_RESTART_COUNT of its newest run.
-        nodes: empty while it waits.
-        batch_host: where its batch script runs; None while it waits.
-        requeueable: whether Slurm may start it again.
-    """
-
+    # the raw id, different for every array task that has started. That of the array, for the task that started
+    # last: a command that changes a job takes `address`.
     id: JobId
-    label: str
+    label: str  # what people call it, `4_1` for a task of an array
     state: JobState
     reason: str
-    restarts: int
-    requeueable: bool
+    restarts: int  # how often Slurm started it again; SLURM_RESTART_COUNT of its newest run
+    requeueable: bool  # whether Slurm may start it again
     user: str
-    nodes: tuple[NodeName, ...]
-    batch_host: NodeName | None
+    nodes: tuple[NodeName, ...]  # empty while it waits
+    batch_host: NodeName | None  # where its batch script runs; None while it waits
     name: str
 
     @property
@@ -75,36 +158,23 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
-    """One node as scontrol tells it.
-
-    Attributes:
-        address: where its slurmd listens (NodeAddr).
-        port: slurmd's own port where it is not the cluster's default; else None.
-        reason: why it is down or drained, empty if it is neither.
-        reason_by: who gave the reason (Slurm itself is root or SlurmUser).
-        boot_time: as Slurm prints it; changes when the node booted; empty if it never registered.
-        gpus: how many the node is configured with, of all types; None where that is not understood.
-        gpus_used: how many Slurm counts as allocated; None unless details were asked for, or where it is not
-            understood.
-        version: of its slurmd; empty if it never registered.
-        slurmd_started: when its slurmd was, as Slurm prints it; empty if it never registered.
-        comment: what an administrator, or we, wrote about it; changes nothing.
-    """
+    """One node as scontrol tells it."""
 
     name: NodeName
-    address: str
+    address: str  # where its slurmd listens (NodeAddr)
     host: str
-    port: int | None
+    port: int | None  # slurmd's own port where it is not the cluster's default; else None
     state: NodeState
     flags: frozenset[NodeFlag]
-    reason: str
-    reason_by: str
-    boot_time: str
-    gpus: int | None
+    reason: str  # why it is down or drained, empty if it is neither
+    reason_by: str  # who gave the reason (Slurm itself is root or SlurmUser)
+    boot_time: str  # as Slurm prints it; changes when the node booted; empty if it never registered
+    gpus: int | None  # how many the node is configured with, of all types; None where that is not understood
+    # how many Slurm counts as allocated; None unless details were asked for, or where it is not understood
     gpus_used: int | None = None
-    version: str = ""
-    slurmd_started: str = ""
-    comment: str = ""
+    version: str = ""  # of its slurmd; empty if it never registered
+    slurmd_started: str = ""  # when its slurmd was, as Slurm prints it; empty if it never registered
+    comment: str = ""  # what an administrator, or we, wrote about it; changes nothing
 
     @property
     def responding(self) -> bool:
@@ -124,66 +194,39 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class SwitchRow:
-    """One switch of topology/tree.
-
-    Attributes:
-        level: 0 is a leaf.
-        nodes: as scontrol tells it all below the switch; in topology.conf those of a leaf.
-        switches: the switches below it.
-        link_speed: a number without a unit; Slurm prints 1 where none was given, and does not use it.
-    """
+    """One switch of topology/tree."""
 
     name: str
-    level: int
-    nodes: tuple[NodeName, ...]
-    switches: tuple[str, ...]
-    link_speed: int = 1
-
-
-JOB_FIELDS = (
-    "JobID",
-    "JobArrayID",
-    "State",
-    "Reason",
-    "RestartCnt",
-    "Requeue",
-    "UserName",
-    "NodeList",
-    "BatchHost",
-    "Name",
-)
-"""Columns of `squeue -O` in the order that `parse_jobs` wants."""
+    level: int  # 0 is a leaf
+    nodes: tuple[NodeName, ...]  # as scontrol tells it all below the switch; in topology.conf those of a leaf
+    switches: tuple[str, ...]  # the switches below it
+    link_speed: int = 1  # a number without a unit; Slurm prints 1 where none was given, and does not use it
 
 
 def parse_jobs(text: str, separator: str) -> list[JobRow]:
     """Read `squeue -h -O` with `separator` behind every field of JOB_FIELDS.
 
-    Job names are free text and may hold anything, newlines too, so the separator must be one nobody can guess.
-
-    Raises:
-        SlurmTextError: the text has another number of fields.
-        UnknownStateError: a job is in a state without a name here.
+    Job names are free text and may hold anything, newlines too, so the separator must be one no one can guess.
     """
-    return [_job(fields) for fields in rows_of(text, separator, len(JOB_FIELDS))]
+    return [job_row(fields) for fields in rows_of(text, separator, len(JOB_FIELDS))]
 
 
 def rows_of(text: str, separator: str, width: int) -> list[list[str]]:
-    """Part what squeue wrote with `separator` behind every field into rows of so many fields, each of one line.
+    """Part what squeue wrote with `separator` behind every field into rows of so many fields, each of one line."""
+    return [list(map(printable, row)) for row in raw_rows(text, separator, width)]
 
-    Raises:
-        SlurmTextError: the text has another number of fields.
-    """
+
+def raw_rows(text: str, separator: str, width: int) -> list[list[str]]:
+    """Return the same with the fields as they are."""
     fields = text.split(separator)
     if fields.pop().strip() or len(fields) % width:
         raise SlurmTextError("squeue", text)
-    shown = [
-        printable(field.removeprefix("\n") if number % width == 0 else field)
-        for number, field in enumerate(fields)
-    ]
-    return [shown[start : start + width] for start in range(0, len(shown), width)]
+    rows = [fields[start : start + width] for start in range(0, len(fields), width)]
+    return [[row[0].removeprefix("\n"), *row[1:]] for row in rows]
 
 
-def _job(fields: list[str]) -> JobRow:
+def job_row(fields: list[str]) -> JobRow:
+    """Read the columns of JOB_FIELDS."""
     raw, label, state, reason, restarts, requeue, user, nodes, batch_host, name = fields
     try:
         number, again = int(raw), int(restarts)
@@ -203,34 +246,35 @@ def _job(fields: list[str]) -> JobRow:
     )
 
 
+def duration_s(text: str) -> float | None:
+    """Read a duration as squeue prints it; None where it is none.
+
+    >>> duration_s("1-02:03:04"), duration_s("3:04"), duration_s("UNLIMITED"), duration_s("NOT_SET")
+    (93784.0, 184.0, inf, None)
+    """
+    if text == "UNLIMITED":
+        return inf
+    found = _DURATION.fullmatch(text.strip())
+    if not found:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlace:
-    """Where a job may run.
+    """Where a job may run."""
 
-    Attributes:
-        partitions: those it may start in.
-        nodes: how many it has, or asks for; 0 where that cannot be told. While one waits that lost nodes before,
-            Slurm may tell what was left then (measured with 22.05).
-        excluded: those it must not have.
-        required: those it must have, in part or whole.
-    """
-
-    partitions: tuple[str, ...]
+    partitions: tuple[str, ...]  # those it may start in
+    # how many it has, or asks for; 0 where that cannot be told. While one waits that lost nodes before, Slurm may
+    # tell what was left then (measured with 22.05).
     nodes: int
-    excluded: tuple[NodeName, ...]
-    required: tuple[NodeName, ...]
-
-
-PLACE_FORMAT = ("%P", "%D", "%x", "%n")
-"""Columns of `squeue -o` in the order that `parse_place` wants."""
+    excluded: tuple[NodeName, ...]  # those it must not have
+    required: tuple[NodeName, ...]  # those it must have, in part or whole
 
 
 def parse_place(columns: Sequence[str]) -> JobPlace:
-    """Read the columns of PLACE_FORMAT.
-
-    Raises:
-        SlurmTextError: the text is something else.
-    """
+    """Read the columns of PLACE_FORMAT."""
     partitions, nodes, excluded, required = (field.strip() for field in columns)
     count = nodes.partition("-")[0]
     return JobPlace(
@@ -241,48 +285,16 @@ def parse_place(columns: Sequence[str]) -> JobPlace:
     )
 
 
-_PORT = re.compile(r"\d{1,5}", re.ASCII)
-
-
 def names_of(text: str, command: str) -> tuple[NodeName, ...]:
-    """Return the nodes that a command named.
-
-    Raises:
-        SlurmTextError: the text is no list of nodes, or one of more than there can be.
-    """
+    """Return the nodes that a command named."""
     try:
         return unfold(text)
     except (NodeSetError, ValueError):  # ValueError: a number of thousands of digits
         raise SlurmTextError(command, text) from None
 
 
-_NODE_REASON = re.compile(
-    # Later versions put more fields behind who gave the reason.
-    r" Reason=(?P<reason>.*?)(?: \[(?P<by>[^\s@\]]+)@[^\s\]]+\](?: [A-Z]\w*=.*)?| Comment=.*)?\s*\Z",
-    re.DOTALL,
-)
-_IN_SERVICE = frozenset({NodeState.ALLOCATED, NodeState.IDLE, NodeState.MIXED})
-_EVERYDAY = frozenset(
-    {
-        NodeFlag.CLOUD,
-        NodeFlag.COMPLETING,
-        NodeFlag.DYNAMIC_NORM,
-        NodeFlag.NOT_RESPONDING,
-        NodeFlag.PLANNED,
-        NodeFlag.RESERVED,
-    }
-)
-"""Flags of nodes in service: no reason is given for these."""
-_NODE_COMMENT = re.compile(r" Comment=(?P<comment>.*?)(?: (?:Extra|InstanceId|InstanceType)=.*)?\s*\Z", re.DOTALL)
-
-
 def parse_nodes(text: str) -> list[NodeRow]:
-    """Read `scontrol show node --oneliner`.
-
-    Raises:
-        SlurmTextError: a field is missing.
-        UnknownStateError: a node is in a state without a name here.
-    """
+    """Read `scontrol show node --oneliner`."""
     if text.startswith("No nodes in the system"):
         return []
     return [_node(record) for record in re.split(r"^(?=NodeName=)", text, flags=re.MULTILINE) if record.strip()]
@@ -297,35 +309,29 @@ def _node(record: str) -> NodeRow:
     elif said and said["by"]:
         noted = _NODE_COMMENT.search(record, said.end("by"))
     facts = record[: min(found.start() for found in (said, noted) if found)] if said or noted else record
-
-    def field(name: str, fallback: str | None = None) -> str:
-        found = re.search(rf"(?:^|\s){name}=(\S*)", facts)
-        if found:
-            return found[1]
-        if fallback is None:
-            raise SlurmTextError("scontrol show node", record)
-        return fallback
-
-    name = field("NodeName")
-    state, flags = parse_node_state(field("State"))
+    field: dict[str, str] = dict(reversed(_FACT.findall(facts)))  # the first of a name counts
+    if not field.keys() >= {"NodeName", "State"}:
+        raise SlurmTextError("scontrol show node", record)
+    name = field["NodeName"]
+    state, flags = parse_node_state(field["State"])
     if state in _IN_SERVICE and flags <= _EVERYDAY:
         said = None  # 24.11 leaves the reason to a node that was resumed
-    port = field("Port", "")
-    used = field("GresUsed", "")
+    port = field.get("Port", "")
+    used = field.get("GresUsed", "")
     return NodeRow(
         name=NodeName(name),
-        address=field("NodeAddr", name),
-        host=field("NodeHostName", name),
+        address=field.get("NodeAddr", name),
+        host=field.get("NodeHostName", name),
         port=int(port) if _PORT.fullmatch(port) else None,
         state=state,
         flags=flags,
         reason=printable(said["reason"]) if said else "",
         reason_by=(said["by"] or "") if said else "",
-        boot_time=field("BootTime", "").replace("None", ""),
-        gpus=_gpus(field("Gres", "")),
+        boot_time=field.get("BootTime", "").replace("None", ""),
+        gpus=_gpus(field.get("Gres", "")),
         gpus_used=_gpus(used) if used else None,
-        version=field("Version", ""),
-        slurmd_started=field("SlurmdStartTime", "").replace("None", ""),
+        version=field.get("Version", ""),
+        slurmd_started=field.get("SlurmdStartTime", "").replace("None", ""),
         comment=printable(noted["comment"]) if noted else "",
     )
 
@@ -333,12 +339,8 @@ def _node(record: str) -> NodeRow:
 def _gpus(gres: str) -> int | None:
     try:
         return gpus_in(gres)
-    except GresTextError:
+    except SlurmValueError:
         return None
-
-
-_JOINED = "aggregatedblock="
-_NO_TOPOLOGY = "No topology information available"
 
 
 def parse_topology(text: str) -> list[SwitchRow]:
@@ -346,12 +348,6 @@ def parse_topology(text: str) -> list[SwitchRow]:
 
     A block of topology/block (Slurm 23.11) is a switch of level 0, blocks that are joined to one are above it, and
     those that are joined to more above these.
-
-    >>> [row.switches for row in parse_topology("AggregatedBlock=b[0-1] BlockIndex=2 Nodes=n[0-3] BlockSize=4")]
-    [('b0', 'b1')]
-
-    Raises:
-        SlurmTextError: a line is not a switch.
     """
     lines = [line for line in text.splitlines() if line.strip() and _NO_TOPOLOGY not in line]
     rows = [parse_switch(line) for line in lines]
@@ -376,11 +372,7 @@ def _nested(rows: list[SwitchRow], joined: Collection[str]) -> list[SwitchRow]:
 
 
 def parse_switch(line: str, *, level: int | None = None) -> SwitchRow:
-    """Read one line of `scontrol show topology`, or with a level one of topology.conf, which names none.
-
-    Raises:
-        SlurmTextError: the line is not a switch.
-    """
+    """Read one line of `scontrol show topology`, or with a level one of topology.conf, which names none."""
     command = "scontrol show topology" if level is None else "topology.conf"
     # Slurm reads the names of its settings without regard to case.
     fields = {key.casefold(): value for key, _, value in (part.partition("=") for part in line.split())}
@@ -405,3 +397,44 @@ def _as_switch(fields: dict[str, str]) -> dict[str, str]:
         joined = fields["aggregatedblock"]
         return {"switchname": joined, "level": "1", "nodes": fields.get("nodes", ""), "switches": joined}
     return fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRow:
+    """One partition."""
+
+    name: str
+    default: bool
+    state: str  # UP, DOWN, DRAIN or INACTIVE
+    most_nodes: int | None  # of one job; None for no bound
+    oversubscribe: str  # NO, YES:4, FORCE:4 or EXCLUSIVE
+    preempt_mode: str  # OFF, REQUEUE, CANCEL, SUSPEND, GANG,SUSPEND
+    node_count: int  # nodes in it
+
+
+def parse_partitions(text: str) -> list[PartitionRow]:
+    """Read `scontrol show partition --oneliner`; empty where there is none."""
+    if text.startswith("No partitions in the system"):
+        return []
+    return [_partition(line) for line in text.splitlines() if line.strip()]
+
+
+def _partition(line: str) -> PartitionRow:
+    fields = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
+    most, count = fields.get("MaxNodes", ""), fields.get("TotalNodes", "")
+    if not {"PartitionName", "State"} <= fields.keys() or not re.fullmatch(r"[0-9]{1,9}", count):
+        raise SlurmTextError(_COMMAND, line)
+    return PartitionRow(
+        name=fields["PartitionName"],
+        default=fields.get("Default") == "YES",
+        state=fields["State"],
+        most_nodes=int(most) if re.fullmatch(r"[0-9]{1,9}", most) else None,
+        oversubscribe=fields.get("OverSubscribe", ""),
+        preempt_mode=fields.get("PreemptMode", ""),
+        node_count=int(count),
+    )
+
+
+def fresh_separator() -> str:
+    """Return a separator for one question: all that keeps a job's name from posing as another job's state."""
+    return f"~{secrets.token_hex(8)}~"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.slurm.parse import SlurmTextError
+from deeplink.scheduler.slurm.states import SlurmTextError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,14 +24,11 @@ _COMMAND = "scontrol show config"
 
 @dataclass(frozen=True, slots=True)
 class SlurmSettings:
-    """The settings slurmctld runs with. Names are looked up without regard to case, as Slurm reads them.
-
-    Attributes:
-        as_of: the controller's own clock when it answered, to the second, in this host's time zone; None where
-            the text does not tell.
-    """
+    """The settings slurmctld runs with. Names are looked up without regard to case, as Slurm reads them."""
 
     values: Mapping[str, str]
+    # the controller's own clock when it answered, to the second, in this host's time zone; None where the text
+    # does not tell
     as_of: datetime | None = None
 
     def text(self, name: str) -> str | None:
@@ -74,15 +71,7 @@ class SlurmSettings:
 
 
 def parse_settings(text: str) -> SlurmSettings:
-    r"""Read `scontrol show config`.
-
-    >>> told = parse_settings("Configuration data as of 2026-11-20T17:01:31\nKillWait = 30 sec\nEpilog = (null)\n")
-    >>> told.number("killwait"), told.text("Epilog"), told.text("Prolog")
-    (30, '', None)
-
-    Raises:
-        SlurmTextError: there is no setting in it.
-    """
+    """Read `scontrol show config`."""
     values: dict[str, str] = {}
     for line in text.splitlines():
         name, equals, value = line.partition("=")

@@ -1,32 +1,54 @@
-"""Every state a job or a node of Slurm can be in. A word that is not here is OTHER, of which nothing is known."""
+"""States of jobs and nodes, and generic resources, as Slurm writes them; pure.
+
+A state that is not here is OTHER, of which nothing is known. Generic resources have one grammar everywhere:
+`gpu:4`, `gpu:a100:4(S:0-1)`, `gpu:(null):3(IDX:0-2)`, `gpu:1g.5gb:7`, `gpu`, `bandwidth:lustre:no_consume:4G`,
+`gres:gpu:2`, `gres/gpu:a100=4`, `(null)`.
+"""
 
 from __future__ import annotations
 
 import re
 from enum import Enum
+from typing import NamedTuple
 
-from deeplink.errors import DeepLinkError
+from deeplink.core.errors import DeepLinkError
 
+GPU = "gpu"
+_NONE = frozenset({"", "(null)", "n/a", "none", "gres:none"})
+_UNTYPED = frozenset({"(null)", "no_consume"})
+# What is in parentheses behind a resource (sockets, indices, shares) may hold commas.
+_ENTRY = re.compile(r"(?:\(null\)|[^,()])+(?:\([^()]*\))?")
+_BRACKETS = re.compile(r"\((?!null\))[^()]*\)\Z", re.IGNORECASE)
+_COUNT = re.compile(r"([0-9]{1,15})([kmgtp]?)", re.ASCII | re.IGNORECASE)
+_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_NAME = re.compile(r"[a-z_][\w-]*", re.ASCII | re.IGNORECASE)
+_KIND = re.compile(r"[a-z0-9_][\w.+-]*", re.ASCII | re.IGNORECASE)
+_OTHER = re.compile(r"(?=.*[a-z])\S+")
+_LETTER = re.compile(r"[a-z]", re.IGNORECASE)
 _WORD = re.compile(r"[A-Z][A-Z_]*", re.ASCII)
-
-
-class UnknownStateError(DeepLinkError):
-    """Where Slurm writes a state there is no word."""
-
-    def __init__(self, kind: str, word: str) -> None:
-        super().__init__(
-            f"Slurm reported {word!r} as a {kind}'s state",
-            remedy="Please report it together with `sinfo --version`.",
-        )
-        self.kind, self.word = kind, word
-
-
 HELD = ("JobHeldUser", "JobHeldAdmin", "job requeued in held state")
 """How the reasons begin of jobs that wait until somebody releases them (measured with 22.05)."""
-
-
 LAUNCH_FAILED = "launch failed requeued held"
 """The reason of jobs that a node did not start: Slurm holds them, and their owner may release them (22.05)."""
+
+
+class SlurmTextError(DeepLinkError):
+    """Slurm wrote something that this version cannot read."""
+
+    def __init__(self, command: str, text: str, problem: str = "") -> None:
+        super().__init__(
+            problem or f"cannot read what `{command}` wrote: {text[:200]!r}",
+            remedy="Please report it together with `sinfo --version`.",
+        )
+        self.text = text
+
+
+class SlurmValueError(DeepLinkError):
+    """A text is no value of the kind that it should be, in Slurm's words."""
+
+    def __init__(self, text: str, problem: str, remedy: str, *, exit_code: int = 2) -> None:
+        super().__init__(f"{text[:200]!r} {problem}", remedy=remedy, exit_code=exit_code)
+        self.text = text
 
 
 class JobState(Enum):
@@ -77,13 +99,10 @@ class JobState(Enum):
 
         >>> JobState.parse("CANCELLED by 1000"), JobState.parse("CANCELLED+")
         (<JobState.CANCELLED: 'CANCELLED'>, <JobState.CANCELLED: 'CANCELLED'>)
-
-        Raises:
-            UnknownStateError: it is no word at all.
         """
         state = word.split(" ", 1)[0].removesuffix("+")
         if _WORD.fullmatch(state) is None:
-            raise UnknownStateError("job", word)
+            raise _strange_state("job", word)
         return cls(state) if state in cls.__members__ else cls.OTHER
 
 
@@ -204,9 +223,6 @@ def parse_node_state(text: str) -> tuple[NodeState, frozenset[NodeFlag]]:
 
     >>> parse_node_state("allocated*") == parse_node_state("ALLOCATED+NOT_RESPONDING")
     True
-
-    Raises:
-        UnknownStateError: the base or a flag is no word at all.
     """
     flags = set()
     words = []
@@ -220,7 +236,7 @@ def parse_node_state(text: str) -> tuple[NodeState, frozenset[NodeFlag]]:
         flags.add(NodeFlag.COMPLETING)
         words.pop()
     if not all(map(_WORD.fullmatch, words)):
-        raise UnknownStateError("node", text)
+        raise _strange_state("node", text)
     if words[0] in _FOLDED:
         base, flag = _FOLDED[words[0]]
         flags.add(flag)
@@ -231,3 +247,108 @@ def parse_node_state(text: str) -> tuple[NodeState, frozenset[NodeFlag]]:
         flags.add(NodeFlag.OTHER)
     flags.update(NodeFlag(word) if word in NodeFlag.__members__ else NodeFlag.OTHER for word in words[1:])
     return base, frozenset(flags)
+
+
+class Gres(NamedTuple):
+    """One generic resource: its name, its type (empty for none), and how much of it."""
+
+    name: str
+    kind: str
+    amount: int
+
+
+def parse_gres(text: str) -> tuple[Gres, ...]:
+    """Read a list of generic resources, each of which must be well formed.
+
+    >>> parse_gres("gpu:(null):3(IDX:0-2),shard:a100:16")
+    (Gres(name='gpu', kind='', amount=3), Gres(name='shard', kind='a100', amount=16))
+    """
+    return tuple(_gres(words, text) for words in _entries(text))
+
+
+def _entries(text: str) -> list[list[str]]:
+    """Split a list into its resources, and each into its name and what stands behind it."""
+    said = text.strip()
+    if said.casefold() in _NONE:
+        return []
+    entries = _ENTRY.findall(said)
+    if ",".join(entries) != said:
+        raise _no_gres(text)
+    bare = (_BRACKETS.sub("", entry.strip()) for entry in entries)
+    # In a TRES list a count stands behind "=".
+    return [re.sub(r"\Agres[:/]", "", ":".join(entry.rsplit("=", 1))).split(":") for entry in bare]
+
+
+def _gpus(text: str) -> list[Gres]:
+    """Read the GPUs of what Slurm wrote: sites name their other resources, and licenses, as they like."""
+    found = []
+    for words in _entries(text):
+        name = words[0].casefold()
+        if name == GPU:
+            found.append(_gres(words, text))
+        elif not _OTHER.fullmatch(name):
+            raise _no_gres(text)
+    return found
+
+
+def _gres(words: list[str], text: str) -> Gres:
+    name, *parts = words
+    if not _NAME.fullmatch(name) or len(parts) > 3 or "" in parts:  # noqa: PLR2004 - type, no_consume, count
+        raise _no_gres(text)
+    count = _count(parts[-1]) if parts else None
+    if count is not None:
+        parts.pop()
+    kinds = [part for part in parts if part.casefold() not in _UNTYPED]
+    # A type of digits alone (3090) is one where a count stands behind it; else it would be a broken count.
+    strange = any(not _KIND.fullmatch(kind) or (count is None and not _LETTER.search(kind)) for kind in kinds)
+    if len(kinds) > 1 or strange or (count is None and "(null)" in parts):
+        raise _no_gres(text)
+    return Gres(name.casefold(), kinds[0] if kinds else "", 1 if count is None else count)
+
+
+def _count(text: str) -> int | None:
+    found = _COUNT.fullmatch(text)
+    return int(found[1]) << 10 * _POWER[found[2].casefold()] if found else None
+
+
+def gpus_in(text: str, kind: str = "") -> int:
+    """Count the GPUs of a list, of all types or of one.
+
+    A TRES list tells them in all and by type again; those in all count then.
+
+    >>> gpus_in("gpu:a100:4(S:0-1),gpu:1,shard:8"), gpus_in("gpu:a100:4,gpu:1", "a100"), gpus_in("cpu=4")
+    (5, 4, 0)
+    >>> gpus_in("cpu=4,gres/gpu=4,gres/gpu:a100=4")
+    4
+    """
+    gpus = _gpus(text)
+    if kind:
+        return sum(one.amount for one in gpus if one.kind.casefold() == kind.casefold())
+    total = [one.amount for one in gpus if not one.kind]
+    return sum(total) if total and "gres/" in text else sum(one.amount for one in gpus)
+
+
+def gpus_used(text: str, kind: str = "") -> int:
+    """Count the GPUs of a list of what is used; those without a type may be of any."""
+    if not kind:
+        return gpus_in(text)
+    kinds = {"", kind.casefold()}
+    return sum(one.amount for one in _gpus(text) if one.kind.casefold() in kinds)
+
+
+def gpus_asked(text: str) -> tuple[str, int]:
+    """Read how many GPUs of which type `--gres` asks for; ("", 0) for none."""
+    asked = parse_gres(text)
+    if not asked:
+        return "", 0
+    if len(asked) > 1 or asked[0].name != GPU:
+        raise _no_gres(text, "number of GPUs of one type")
+    return asked[0].kind, asked[0].amount
+
+
+def _strange_state(kind: str, word: str) -> SlurmTextError:
+    return SlurmTextError("", word, f"Slurm reported {word!r} as a {kind}'s state")
+
+
+def _no_gres(text: str, what: str = "list of generic resources") -> SlurmValueError:
+    return SlurmValueError(text, f"is no {what}", "See GRES in gres.conf(5) and sbatch(1).")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Self
 
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.slurm.options import SBATCH, CommandLine, Grammar
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.private import private_folder
+from deeplink.core.publish import write_text
+from deeplink.scheduler.slurm.sbatch_options import SBATCH, CommandLine, Grammar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
+    from pathlib import Path
 
 _PREFIX = "deeplink-"
 _VALUED = frozenset({"spares", "data", "patience", "place", "profile", "resubmit"})
@@ -39,39 +43,35 @@ _ADDED = (
 SPARES_VARIABLE = "DEEPLINK_SPARES"
 SHIM_VARIABLE = "DEEPLINK_SHIM"
 """Names the folder of the stand-ins for srun and torchrun, in a job that uses them."""
+NAME = "submission.json"
+FORMAT = 1
 
 
 class SubmissionError(DeepLinkError):
-    """The command line asks for something that cannot be done; nothing was submitted."""
+    """A command line asks for something that cannot be done, or the record of a submission cannot be read."""
 
-    exit_code = 2
+    def __init__(self, problem: str, remedy: str, *, exit_code: int = 2) -> None:
+        super().__init__(problem, remedy=remedy, exit_code=exit_code)
 
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(problem, remedy=remedy)
-        self.problem = problem
+
+def unreadable(problem: str) -> SubmissionError:
+    """Return the error of a record of a submission that is none, or of another version."""
+    remedy = "It was damaged, or written by another version."
+    return SubmissionError(f"no record of a submission: {problem}", remedy, exit_code=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ours:
-    """Our own options, of the command line or of a script.
+    """Our own options, of the command line or of a script."""
 
-    Attributes:
-        spares: nodes that are to rest; None when not said.
-        shim: whether srun and torchrun of the script are to be ours.
-        data: datasets that the job will read.
-        patience: how long it may wait for better nodes, in Slurm's words; None when not said.
-        profile: file that tells how long its steps take, and what they send and read; None when not said.
-        place: whether a wish for nodes may be made; None when not said.
-        resubmit: whether it may be submitted anew, under another id, where nothing else helps it; None when not
-            said.
-    """
-
-    spares: int | None = None
-    shim: bool = False
-    data: tuple[str, ...] = ()
-    patience: str | None = None
+    spares: int | None = None  # nodes that are to rest; None when not said
+    shim: bool = False  # whether srun and torchrun of the script are to be ours
+    data: tuple[str, ...] = ()  # datasets that the job will read
+    patience: str | None = None  # how long it may wait for better nodes, in Slurm's words; None when not said
+    # file that tells how long its steps take, and what they send and read; None when not said
     profile: str | None = None
-    place: bool | None = None
+    place: bool | None = None  # whether a hint for nodes may be made; None when not said
+    # whether it may be submitted again, under another id, where nothing else helps it; None when not said
     resubmit: bool | None = None
 
     def over(self, other: Ours) -> Ours:
@@ -89,21 +89,13 @@ class Ours:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SbatchLine:
-    """A command line of `deeplink sbatch`, understood.
+    """A command line of `deeplink sbatch`, understood."""
 
-    Attributes:
-        words: all of it.
-        line: its options and its script.
-        ours: our own options.
-        dry_run: whether to print and not to submit.
-        as_json: whether to print for machines.
-    """
-
-    words: tuple[str, ...]
-    line: CommandLine
-    ours: Ours
-    dry_run: bool
-    as_json: bool
+    words: tuple[str, ...]  # all of it
+    line: CommandLine  # its options and its script
+    ours: Ours  # our own options
+    dry_run: bool  # whether to print and not to submit
+    as_json: bool  # whether to print for machines
 
     @property
     def lines(self) -> tuple[CommandLine, ...]:
@@ -157,11 +149,7 @@ class Submission:
 
 
 def understood(words: Sequence[str]) -> SbatchLine:
-    """Read a command line.
-
-    Raises:
-        SubmissionError: an option does not exist, has no usable value, contradicts another, or hides the script.
-    """
+    """Read a command line."""
     line = _GRAMMAR.parse(words)
     for option in line.options:
         if option.name.startswith("deeplink") and option.name not in _OURS:
@@ -190,14 +178,7 @@ def understood(words: Sequence[str]) -> SbatchLine:
 
 
 def in_script(script: str) -> Ours:
-    r"""Read the `#DEEPLINK` lines of a script, up to its first line with a command, as sbatch reads its own.
-
-    >>> in_script("#!/bin/sh\n#DEEPLINK --spares 1 --data=imagenet # why\n").data
-    ('imagenet',)
-
-    Raises:
-        SubmissionError: there is something else on them than options of ours.
-    """
+    """Read the `#DEEPLINK` lines of a script, up to its first line with a command, as sbatch reads its own."""
     line = _IN_SCRIPT.of_script(script, DIRECTIVE)
     strange = next((option.words[0] for option in line.options if not option.known), "") or "".join(line.rest[:1])
     if strange:
@@ -211,14 +192,10 @@ def in_script(script: str) -> Ours:
 
 
 def checked(ours: Ours, nodes: int) -> None:
-    """Look for options that contradict each other.
-
-    Raises:
-        SubmissionError: some do.
-    """
+    """Look for options that contradict each other."""
     if ours.place is False and (ours.data or ours.patience is not None or ours.profile is not None):
         raise SubmissionError(
-            "--deeplink-place=off wishes for no nodes, and --deeplink-data, --deeplink-patience and "
+            "--deeplink-place=off hints at no nodes, and --deeplink-data, --deeplink-patience and "
             "--deeplink-profile say for which",
             "Leave out one or the other.",
         )
@@ -269,18 +246,7 @@ def _flag(line: CommandLine, name: str) -> bool:
 def submission(
     request: SbatchLine, ours: Ours, script_text: str, env: Mapping[str, str], shim_folder: str = ""
 ) -> Submission:
-    """Return what to execute for a command line, without any wish for nodes.
-
-    Args:
-        request: the command line.
-        ours: our options, those of the script among them.
-        script_text: the script, for its `#SBATCH` lines; empty where there is none.
-        env: our environment.
-        shim_folder: where the stand-ins are, if they are asked for.
-
-    Raises:
-        SubmissionError: the job would not get the environment it needs.
-    """
+    """Return what to execute for a command line, without any hint for nodes."""
     scripted = SBATCH.of_script(script_text)
     added = [
         option
@@ -347,3 +313,46 @@ def _closed(option: str, needed: tuple[str, ...]) -> SubmissionError:
         f"{option} keeps {', '.join(needed)} from the job, which --deeplink-spares and --deeplink-shim work by",
         "Use --export=ALL,..., or call `deeplink run --spares N -- COMMAND` in the script instead.",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """A submission, as it was made."""
+
+    argv: tuple[str, ...]  # sbatch, its options, script and arguments; without a hint for nodes
+    script: str | None  # the script's text; None where --wrap holds it
+    cwd: str  # where it was submitted
+    env: Mapping[str, str]  # the environment
+    generation: int = 0  # how often it was submitted again
+    predecessor: int = 0  # the job that it stands for; 0 for the first
+
+    def text(self) -> str:
+        """Return what `parse` reads."""
+        return json.dumps({"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `text` gave."""
+        try:
+            found = json.loads(text)
+            if found.pop("format") != FORMAT:
+                raise unreadable("another format")
+            return cls(**{**found, "argv": tuple(found["argv"])})
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise unreadable(f"{type(problem).__name__}: {problem}") from problem
+
+
+def keep(folder: Path, submitted: Submitted) -> None:
+    """Keep a submission in its job's folder, whole or not at all; makes the folder."""
+    private_folder(folder)
+    write_text(folder / NAME, submitted.text(), mode=0o600)
+
+
+def kept(folder: Path) -> Submitted | None:
+    """Return how a job was submitted; None where nothing was kept."""
+    try:
+        return Submitted.parse((folder / NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as problem:
+        raise unreadable(str(problem)) from problem

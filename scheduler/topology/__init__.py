@@ -1,1 +1,4 @@
-"""From a description of the fabric to rank order and placement; pure."""
+"""From a description of the fabric to rank order and placement; pure.
+
+Other packages import: `graph`, `groups`, `network`, `rank_order`.
+"""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from deeplink.errors import DeepLinkError
-from deeplink.text import counted
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,50 +24,41 @@ EXACT_STATES = 4_000
 """Up to so many states of the search every order is weighed (a tenth of a second); any 10 nodes stay below."""
 
 
-class GroupSizeError(DeepLinkError):
-    """Groups of ranks are wanted that these ranks cannot form."""
+class RankOrderError(DeepLinkError):
+    """Ranks are wanted that these nodes cannot have, or groups of ranks that these ranks cannot form."""
 
     exit_code = 2
 
-    def __init__(self, problem: str) -> None:
-        super().__init__(
-            problem,
-            remedy="A group size is the product of the parallel sizes that stay together (tensor 8; tensor 8 "
-            "times expert 4 is 32): each divides the number of all ranks, and the next greater one.",
-        )
-        self.problem = problem
+
+def _no_groups(problem: str) -> RankOrderError:
+    return RankOrderError(
+        problem,
+        remedy="A group size is the product of the parallel sizes that stay together (tensor 8; tensor 8 "
+        "times expert 4 is 32): each divides the number of all ranks, and the next greater one.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Groups of consecutive ranks that talk to each other more than to others.
+    """Groups of consecutive ranks that talk to each other more than to others."""
 
-    Attributes:
-        sizes: ranks of a group, the smallest first; each divides the next, which is greater.
-        per_node: ranks on each node.
-    """
-
-    sizes: tuple[int, ...] = ()
-    per_node: int = 1
+    sizes: tuple[int, ...] = ()  # ranks of a group, the smallest first; each divides the next, which is greater
+    per_node: int = 1  # ranks on each node
 
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.sizes) or self.per_node < 1:
-            raise GroupSizeError("a group and a node have at least one rank each")
+            raise _no_groups("a group and a node have at least one rank each")
         for smaller, greater in zip(self.sizes, self.sizes[1:], strict=False):
             if greater % smaller or greater == smaller:
-                raise GroupSizeError(f"groups of {greater} ranks do not consist of smaller ones of {smaller}")
+                raise _no_groups(f"groups of {greater} ranks do not consist of smaller ones of {smaller}")
 
     def check(self, nodes: int) -> None:
-        """Check that the groups divide the ranks of so many nodes.
-
-        Raises:
-            GroupSizeError: they do not.
-        """
+        """Check that the groups divide the ranks of so many nodes."""
         ranks = nodes * self.per_node
         for size in self.sizes:
             if ranks % size:
                 of = f"{counted(nodes, 'node')} with {self.per_node} each"
-                raise GroupSizeError(f"{counted(ranks, 'rank')} ({of}) do not divide into groups of {size}")
+                raise _no_groups(f"{counted(ranks, 'rank')} ({of}) do not divide into groups of {size}")
 
     def span(self, size: int) -> int:
         """Return after how many nodes groups of this size begin with a node's first rank again.
@@ -97,8 +88,7 @@ def _most(groups: Groups, size: int, length: int) -> int:
     return max(groups.whole(size, start, length) for start in range(groups.span(size)))
 
 
-Runs = tuple[tuple[int, int], ...]
-"""(leaf, nodes of it) after one another; a leaf is named by its number."""
+Runs = tuple[tuple[int, int], ...]  # (leaf, nodes of it) after one another; a leaf is named by its number
 Score = tuple[int, ...]
 """Less is better: whole groups of each size, negative, the smallest size first; then the ring's crossings."""
 
@@ -124,10 +114,6 @@ def arrange(counts: Sequence[int], groups: Groups) -> tuple[Runs, bool]:
 
     Exact up to `EXACT_STATES`; beyond, the best of four constructions. Where leaves can stand in the given order
     without harm, they do: it follows the tree, which keeps the levels above the leaves in order too.
-
-    Args:
-        counts: the nodes of each leaf, in the order of the tree.
-        groups: what to keep together.
     """
     plain: Runs = tuple(enumerate(counts))
     least = bound(counts, groups)
@@ -142,10 +128,7 @@ def arrange(counts: Sequence[int], groups: Groups) -> tuple[Runs, bool]:
 
 
 def _states(counts: Sequence[int]) -> int:
-    """Return an upper bound on the states of `_exact`: what is left of leaves of one size, for each size.
-
-    Leaves of one size are begun in their order, and those begun are told apart.
-    """
+    """Return an upper bound on the states of `_exact`: what is left of leaves of one size, in their order."""
     kinds = set(counts)
     left = math.prod(sum(int(kind**begun) for begun in range(counts.count(kind) + 1)) for kind in kinds)
     return left * len(counts) * len(kinds)

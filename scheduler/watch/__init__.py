@@ -1,1 +1,4 @@
-"""Evidence to verdict (pure) to action."""
+"""Evidence to verdict (pure) to action.
+
+Other packages import: `watchdog`, `observer`, `requeue`, `resubmit`, `server`, `service`.
+"""

@@ -1,7 +1,7 @@
 """Carries out verdicts: writes the intent, runs one command at a time, writes the result.
 
-`recovery_steps` says what the next command is; this module runs it. Every method returns soon: waiting is done by
-coming back.
+`recovery_steps` says what the next command is, from facts that are read here again each time. Every method returns
+soon: waiting is done by coming back.
 """
 
 from __future__ import annotations
@@ -10,65 +10,57 @@ import logging
 from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.slurm.client import NodeOrder
-from deeplink.scheduler.slurm.command import CommandError
+from deeplink.core.errors import DeepLinkError
+from deeplink.scheduler.journal.journal import JournalError
+from deeplink.scheduler.recovery.evidence import TAG, Remedy
+from deeplink.scheduler.recovery.records import Action, ActionRecord, IncidentKind, IncidentOutcome, Phase
+from deeplink.scheduler.recovery.recovery_steps import (
+    RELAX_S,
+    RESUBMITTED,
+    ActionFacts,
+    RecoveryStep,
+    next_command,
+)
+from deeplink.scheduler.recovery.resubmission import comment_of, left_for, token_of, with_our_comment
+from deeplink.scheduler.slurm.client import JobVanishedError, NodeOrder
+from deeplink.scheduler.slurm.command import CommandError, is_unanswered
 from deeplink.scheduler.slurm.nodeset import fold
-from deeplink.scheduler.slurm.silence import is_unanswered
-from deeplink.scheduler.slurm.states import LAUNCH_FAILED
-from deeplink.scheduler.watch.action_facts import OF_JOBS, ActionFactsReader, token
-from deeplink.scheduler.watch.evidence import TAG
-from deeplink.scheduler.watch.journal import JournalError
-from deeplink.scheduler.watch.records import Action, ActionRecord, IncidentOutcome
-from deeplink.scheduler.watch.recovery_steps import RESUBMITTED, ActionFacts, RecoveryStep, next_command
-from deeplink.scheduler.watch.release import Releaser
-from deeplink.scheduler.watch.slurm_comment import comment_of, with_our_comment
-from deeplink.scheduler.watch.verdict import Remedy
+from deeplink.scheduler.slurm.states import LAUNCH_FAILED, JobState
+from deeplink.scheduler.watch.resubmit import Releaser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deeplink.clock import Clock
-    from deeplink.metrics import WatchMetrics
+    from deeplink.core.clock import Clock
+    from deeplink.core.metrics import WatchMetrics
+    from deeplink.core.types import NodeName
+    from deeplink.scheduler.journal.journal import Journal
+    from deeplink.scheduler.recovery.evidence import Verdict
+    from deeplink.scheduler.recovery.records import Incident
     from deeplink.scheduler.slurm.client import Slurm
-    from deeplink.scheduler.watch.journal import Journal
+    from deeplink.scheduler.slurm.parse import JobRow
     from deeplink.scheduler.watch.observer import Observer
-    from deeplink.scheduler.watch.records import Incident
-    from deeplink.scheduler.watch.requeue_placement import RequeueHints
-    from deeplink.scheduler.watch.resubmit import Resubmitter
-    from deeplink.scheduler.watch.verdict import Verdict
-    from deeplink.types import NodeName
+    from deeplink.scheduler.watch.resubmit import RequeueHints, Resubmitter
 
 log = logging.getLogger(__name__)
 
-MOST_TRIES = 3
-"""An action that was given up is begun anew at most so often for one verdict of one attempt."""
-MOST_STEPS = 6
-"""Commands for one action before the loop looks at the world again."""
+MOST_TRIES = 3  # an action that was given up is begun again so often for one verdict of one attempt
+MOST_STEPS = 6  # commands for one action before the loop looks at the world again
 GAVE_UP = "gave up"
 
-_DONE = frozenset({RecoveryStep.DONE, RecoveryStep.GIVE_UP})
-_WORDS = {
-    Remedy.NOTHING: Action.NONE,
+OF_JOBS = frozenset({Remedy.RESTART, Remedy.HOLD})
+_ACTIONS = {
     Remedy.COMMENT: Action.COMMENT,
     Remedy.HOLD: Action.HOLD,
     Remedy.DRAIN: Action.DRAIN,
     Remedy.DRAIN_DOWN: Action.DRAIN_DOWN,
     Remedy.RESTART: Action.REQUEUE_EXCLUDE,
-    Remedy.RESUME: Action.NONE,
 }
 _OF_NODES = frozenset({RecoveryStep.COMMENT, RecoveryStep.DRAIN, RecoveryStep.DOWN, RecoveryStep.RESUME})
-_SUCCESSION = frozenset(
-    {RecoveryStep.SUBMIT, RecoveryStep.BEQUEATH, RecoveryStep.CANCEL, RecoveryStep.SET_FREE, RecoveryStep.DISMISS}
-)
-_NOT_AGAIN = frozenset({RecoveryStep.COMMENT, RecoveryStep.EXPLAIN, RecoveryStep.SHED, RecoveryStep.SUBMIT})
+_NOT_AGAIN = frozenset({RecoveryStep.COMMENT, RecoveryStep.EXPLAIN, RecoveryStep.DROP_NODES, RecoveryStep.SUBMIT})
 """Refused for whatever reason, there is another way, or it is not worth a second try."""
 _NO_RIGHTS = ("denied", "invalid user", "disabled", "not permitted")
-
-
-def action_word(remedy: Remedy) -> Action:
-    """Return the word for a remedy in an incident's record."""
-    return _WORDS[remedy]
+_HELPLESS = frozenset({Phase.STRANDED, Phase.SUCCEEDED, Phase.FAILED})  # a launcher that says so does not go on
 
 
 def _reason(verdict: Verdict, incident: str) -> str:
@@ -78,15 +70,26 @@ def _reason(verdict: Verdict, incident: str) -> str:
     return f"{TAG}{incident}"
 
 
+def _token(action: ActionRecord) -> str:
+    """Return what a job that is submitted in place of another carries."""
+    return token_of(action.attempt, action.began_unix)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What we know of an open action since we began it, or took it up."""
+
+    since: float | None  # None: to be taken up again
+    began: bool  # by us, on what we saw then
+    sent: dict[RecoveryStep, float] = field(default_factory=dict)
+    refused: set[RecoveryStep] = field(default_factory=set)
+    waits_since: float | None = None  # its job waits in the queue
+    told: bool = False  # why its job is not submitted again
+
+
 @dataclass(slots=True, kw_only=True)
 class Actor:
-    """The watchdog's hands. One thread only.
-
-    Args:
-        say: told one line for each command and each end.
-        wishes: says on which nodes a job that starts again should run; None: Slurm alone says it.
-        heirs: submits jobs anew that cannot be helped otherwise; None: no job is.
-    """
+    """Runs the commands that verdicts ask for. One thread only."""
 
     slurm: Slurm
     journal: Journal
@@ -94,31 +97,19 @@ class Actor:
     clock: Clock
     metrics: WatchMetrics
     say: Callable[[str], None]
-    wishes: InitVar[RequeueHints | None] = None
-    heirs: Resubmitter | None = None
-    _sent: dict[str, dict[RecoveryStep, float]] = field(default_factory=dict)
-    _refused: dict[str, set[RecoveryStep]] = field(default_factory=dict)
+    hints: InitVar[RequeueHints | None] = None
+    resubmitter: Resubmitter | None = None
+    _progress: dict[str, _Progress] = field(default_factory=dict)
     _releaser: Releaser = field(init=False)
-    _footing: ActionFactsReader = field(init=False)
 
-    def __post_init__(self, wishes: RequeueHints | None) -> None:
-        """Begin with nothing sent."""
+    def __post_init__(self, hints: RequeueHints | None) -> None:
         self._releaser = Releaser(
             slurm=self.slurm,
             journal=self.journal,
             observer=self.observer,
             clock=self.clock,
             say=self.say,
-            wishes=wishes,
-        )
-        self._footing = ActionFactsReader(
-            slurm=self.slurm,
-            journal=self.journal,
-            observer=self.observer,
-            clock=self.clock,
-            say=self.say,
-            releaser=self._releaser,
-            heirs=self.heirs,
+            hints=hints,
         )
 
     def begin(self, verdict: Verdict, incident: Incident | None) -> bool:
@@ -139,7 +130,7 @@ class Actor:
         )
         begun = self.journal.begin_action(action)
         if begun:
-            self._footing.begin(action)
+            self._progress[key] = _Progress(self.clock.monotonic(), began=True)
         return begun
 
     def restarting(self, verdict: Verdict) -> bool:
@@ -153,8 +144,7 @@ class Actor:
         base = verdict.key
         if verdict.remedy is Remedy.RESUME and verdict.node:
             base += f"@{self.journal.drained().get(verdict.node, 0.0):.0f}"
-        for tries in range(MOST_TRIES):
-            key = f"{base}#{tries + 1}" if tries else base
+        for key in (base, *(f"{base}#{tries}" for tries in range(2, MOST_TRIES + 1))):
             known = self.journal.action(key)
             if known is None:
                 return key
@@ -163,8 +153,9 @@ class Actor:
         return None
 
     def forgive(self) -> None:
-        """It was we who were away: jobs may have helped themselves, and have time to say so."""
-        self._footing.forgive()
+        """It was we who were away: what is under way is taken up again, on what is heard from now on."""
+        for progress in self._progress.values():
+            progress.since, progress.began, progress.waits_since = None, False, None
 
     def work(self) -> bool:
         """Take every open action as far as it goes now; return whether any is left."""
@@ -183,38 +174,34 @@ class Actor:
 
     def _advance(self, action: ActionRecord) -> None:
         for _ in range(MOST_STEPS):
-            facts = self._footing.facts(action, *self._done_so_far(action))
+            facts = self._facts(action)
             step = next_command(action, facts)
             log.debug("action %s: %s %s", action.key, step.step, step.why)
-            if step.step in _DONE:
-                self._end(action, step.step, step.why)
+            if step.step in {RecoveryStep.DONE, RecoveryStep.GIVE_UP}:
+                self._end(action, step.why, done=step.step is RecoveryStep.DONE)
                 return
             if step.step is RecoveryStep.WAIT:
                 return
             self._send(action, step.step, facts)
 
-    def _done_so_far(self, action: ActionRecord) -> tuple[dict[RecoveryStep, float], frozenset[RecoveryStep]]:
-        now = self.clock.monotonic()
-        sent = {step: now - at for step, at in self._sent.get(action.key, {}).items()}
-        return sent, frozenset(self._refused.get(action.key, set()))
-
     def _send(self, action: ActionRecord, step: RecoveryStep, facts: ActionFacts) -> None:
+        progress = self._progress[action.key]
         try:
             self._command(action, step, facts)
         except CommandError as refused:
             self.say(f"{action.incident}: {step.value} refused: {refused.stderr.strip()}")
             final = step in _NOT_AGAIN or any(word in refused.stderr.lower() for word in _NO_RIGHTS)
             if final and not is_unanswered(refused):
-                self._refused.setdefault(action.key, set()).add(step)
+                progress.refused.add(step)
         except OSError as problem:
             self.say(f"{action.incident}: {step.value}: {problem}")
             if step in _NOT_AGAIN:  # else it was no word of Slurm's, and may pass
-                self._refused.setdefault(action.key, set()).add(step)
+                progress.refused.add(step)
         else:
             self.say(f"{action.incident}: {step.value} {self._object(action, step, facts)}")
         finally:
             # Also where no answer came in time: it may have been heard.
-            self._sent.setdefault(action.key, {})[step] = self.clock.monotonic()
+            progress.sent[step] = self.clock.monotonic()
 
     @staticmethod
     def _object(action: ActionRecord, step: RecoveryStep, facts: ActionFacts) -> str:
@@ -224,88 +211,189 @@ class Actor:
         known = facts.job.label if facts.job else action.attempt.job if action.attempt else "-"
         return f"job {known}{without}"
 
-    def _command(self, action: ActionRecord, step: RecoveryStep, facts: ActionFacts) -> None:
-        if step in _OF_NODES and action.node:
-            self._tell_node(action, action.node, step, facts)
-        elif step not in _OF_NODES and action.attempt:
-            self._tell_job(action, step, facts)
-        else:
-            raise ValueError(f"{step} is no command for {action.key}")
-
-    def _tell_node(self, action: ActionRecord, node: NodeName, step: RecoveryStep, facts: ActionFacts) -> None:
-        if step is RecoveryStep.COMMENT:
-            self.slurm.comment_node(node, action.reason)
-        elif step is RecoveryStep.DOWN:
-            # An operator's own reason, if he drained the node before us, stays.
-            kept = facts.node.reason if facts.node and facts.node.drained else ""
-            self.slurm.update_node(node, NodeOrder.DOWN, kept or action.reason)
-        elif step is RecoveryStep.DRAIN:
-            self.slurm.update_node(node, NodeOrder.DRAIN, action.reason)
-        else:
-            self.slurm.update_node(node, NodeOrder.RESUME)
-
-    def _tell_job(self, action: ActionRecord, step: RecoveryStep, facts: ActionFacts) -> None:
-        job = facts.job
-        if step in _SUCCESSION and self.heirs:
-            self._succeed(action, self.heirs, step, facts)
-            return
+    def _command(self, action: ActionRecord, step: RecoveryStep, facts: ActionFacts) -> None:  # noqa: C901, PLR0912 - a table: one line for each step
+        slurm, job, node, attempt = self.slurm, facts.job, action.node, action.attempt
+        resubmitter, replacement = self.resubmitter, facts.replacement
         match step:
+            case RecoveryStep.COMMENT if node:
+                slurm.comment_node(node, action.reason)
+            case RecoveryStep.DRAIN if node:
+                slurm.update_node(node, NodeOrder.DRAIN, action.reason)
+            case RecoveryStep.DOWN if node:
+                # An operator's own reason, if he drained the node before us, stays.
+                kept = facts.node.reason if facts.node and facts.node.drained else ""
+                slurm.update_node(node, NodeOrder.DOWN, kept or action.reason)
+            case RecoveryStep.RESUME if node:
+                slurm.update_node(node, NodeOrder.RESUME)
             case RecoveryStep.EXPLAIN if job:
-                self.slurm.comment_job(job.address, with_our_comment(facts.comment or "", action.reason))
+                slurm.comment_job(job.address, with_our_comment(facts.comment or "", action.reason))
             case RecoveryStep.HOLD if job:
-                self.slurm.hold_waiting(job.address)
+                slurm.hold_waiting(job.address)
             case RecoveryStep.REQUEUE_HOLD if job:
-                self.slurm.hold(job.address)
-            case RecoveryStep.SHED if job:
-                kept = [name for name in job.nodes if name not in facts.unreachable]
-                self.slurm.keep_only(job.address, kept)
+                slurm.hold(job.address)
+            case RecoveryStep.DROP_NODES if job:
+                slurm.keep_only(job.address, [name for name in job.nodes if name not in facts.unreachable])
             case RecoveryStep.REQUEUE if job:
-                self.slurm.requeue(job.address)
+                slurm.requeue(job.address)
             case RecoveryStep.RELEASE if job:
                 self._releaser.release(job, action.exclude, held=job.reason == LAUNCH_FAILED)
             case RecoveryStep.RELAX if job:
                 self._releaser.release(job, (), carry=False)
+            case RecoveryStep.SUBMIT if job and resubmitter:
+                resubmitter.submit_replacement(job, _token(action), {*facts.unreachable, *action.exclude})
+            case RecoveryStep.HAND_OVER if job and replacement and resubmitter:
+                self._inherit_exclusions(action, job.id, replacement.id)
+                resubmitter.hand_over(job, replacement)
+            case RecoveryStep.CANCEL if job and replacement and resubmitter:
+                resubmitter.supersede(job, replacement)
+            case RecoveryStep.LET_GO if attempt and resubmitter:
+                resubmitter.release_hold(attempt.job, _token(action))
+            case RecoveryStep.CANCEL_REPLACEMENT if replacement:
+                slurm.cancel(replacement.address)
             case _:
                 raise ValueError(f"{step} is no command for {action.key}")
 
-    def _succeed(self, action: ActionRecord, heirs: Resubmitter, step: RecoveryStep, facts: ActionFacts) -> None:
-        job, heir = facts.job, facts.heir
-        match step:
-            case RecoveryStep.SUBMIT if job:
-                heirs.submit_anew(job, token(action), {*facts.unreachable, *action.exclude})
-            case RecoveryStep.BEQUEATH if job and heir:
-                self._hand_down(action, job.id, heir.id)
-                heirs.hand_over(job, heir)
-            case RecoveryStep.CANCEL if job and heir:
-                heirs.supersede(job, heir)
-            case RecoveryStep.SET_FREE if action.attempt:
-                heirs.release_hold(action.attempt.job, token(action))
-            case RecoveryStep.DISMISS if heir:
-                self.slurm.cancel(heir.address)
-            case _:
-                raise ValueError(f"{step} is no command for {action.key}")
-
-    def _hand_down(self, action: ActionRecord, job: int, heir: int) -> None:
-        """Note which of the exclusions that the heir was submitted with are ours, and end as ours do."""
+    def _inherit_exclusions(self, action: ActionRecord, job: int, replacement: int) -> None:
+        """Note which exclusions of the replacement are ours, and end as ours do."""
         ours = self.journal.excluded(job)
         users = {*self.slurm.excluded_nodes(job)} - ours.keys()
         lost = {*action.exclude, *filter(None, [action.node])} - users
-        self.journal.set_excluded(heir, {**ours, **dict.fromkeys(lost, action.began_unix)})
+        self.journal.set_excluded(replacement, {**ours, **dict.fromkeys(lost, action.began_unix)})
 
-    def _end(self, action: ActionRecord, step: RecoveryStep, why: str) -> None:
-        done = step is RecoveryStep.DONE
+    def _end(self, action: ActionRecord, why: str, *, done: bool) -> None:
         now = self.clock.unix()
         incident, acted = self.journal.incident(action.incident), None
         if done and incident:
-            word = Action.RESUBMIT if why.startswith(RESUBMITTED) else action_word(Remedy(action.remedy))
+            word = _ACTIONS.get(Remedy(action.remedy), Action.NONE)
             acted = replace(incident, action=word, acted_unix=now)
-            if word == Action.RESUBMIT:
+            if why.startswith(RESUBMITTED):
                 # Its own id ends here: what comes of the other job is told there.
-                acted = replace(acted, evidence=why, outcome=IncidentOutcome.RECOVERED, recovered_unix=now)
+                acted = replace(acted, action=Action.RESUBMIT, evidence=why, recovered_unix=now)
+                acted = replace(acted, outcome=IncidentOutcome.RECOVERED)
         self.journal.end_action(action.key, why if done else f"{GAVE_UP}: {why}", now, acted)
-        self._sent.pop(action.key, None)
-        self._refused.pop(action.key, None)
-        self._footing.forget(action)
+        self._progress.pop(action.key, None)
         self.metrics.actions.labels(action.remedy, "done" if done else GAVE_UP).inc()
         took = f" ({now - action.began_unix:.1f} s after the verdict)" if done else ""
         self.say(f"{action.incident}: {action.remedy} {'done' if done else GAVE_UP}: {why}{took}")
+
+    # The facts that decide an action's next command.
+
+    def _facts(self, action: ActionRecord) -> ActionFacts:
+        now = self.clock.monotonic()
+        progress = self._progress.setdefault(action.key, _Progress(now, began=False))
+        facts = ActionFacts(
+            age_s=self.clock.unix() - action.began_unix,
+            sent={step: now - at for step, at in progress.sent.items()},
+            refused=frozenset(progress.refused),
+        )
+        if progress.since is None:
+            progress.since = now
+        if not progress.began:
+            facts = replace(facts, returned_s=now - progress.since)
+        if action.remedy in OF_JOBS:
+            return self._with_job(facts, action, progress) if action.attempt else facts
+        if not action.node:
+            return facts
+        found = self.slurm.nodes([action.node])
+        asked = action.remedy != Remedy.COMMENT  # slurmd logs each probe
+        answers = self._answers(action.node) if asked else None
+        return replace(facts, node=found[0] if found else None, answers=answers)
+
+    def _with_job(self, facts: ActionFacts, action: ActionRecord, progress: _Progress) -> ActionFacts:
+        try:
+            job = self.slurm.job(action.attempt.job) if action.attempt else None
+        except JobVanishedError:
+            job = None
+        if job is None:
+            return self._with_orphan(facts, action)
+        restart, pending = action.remedy == Remedy.RESTART, job.state is JobState.PENDING
+        if pending and restart and RecoveryStep.RELEASE not in facts.sent:
+            # It is not let go in this second: time for what would hold its release up, a dead node's silence.
+            self.observer.silent(action.exclude)
+        away = self._unreachable(job) if job.state is JobState.RUNNING else ()
+        opened = self.journal.actions(only_open=True) if away else ()
+        facts = replace(
+            facts,
+            job=job,
+            unreachable=away,
+            comment=self.slurm.comment(job.id) if action.remedy == Remedy.HOLD else None,
+            excluded_is_silent=pending and self._excluded_is_silent(action, facts),
+            waits_s=self._waits_s(progress, job),
+            kept_off=pending and bool(self.journal.excluded(job.id)),
+            goes_on=job.state is JobState.RUNNING and self._goes_on(action, progress),
+            given_up=bool(action.node)
+            and {*away} <= {*action.exclude, action.node}
+            and all(map(self.observer.lost, away)),
+            being_downed=any(each.node in away and each.remedy == Remedy.DRAIN_DOWN for each in opened),
+        )
+        return self._with_replacement(facts, action, job, progress) if restart else facts
+
+    def _goes_on(self, action: ActionRecord, progress: _Progress) -> bool:
+        """Whether the launcher, heard since the action was begun, or taken up, reports that it needs no help."""
+        heard = self.observer.heartbeats.of(action.attempt.job) if action.attempt else None
+        if action.attempt is None or heard is None or progress.since is None:
+            return False
+        if not heard.ourselves or heard.heard_at <= progress.since or heard.beat.phase in _HELPLESS:
+            return False
+        if heard.beat.attempt != action.attempt:
+            return heard.beat.attempt > action.attempt
+        if f"/{IncidentKind.LAUNCHER_LOST}/" in action.key:
+            return True
+        # Of a job that lost a node the ranks that are left may make steps still.
+        stood_still = (f"/{IncidentKind.RANKS_HUNG}/", f"/{IncidentKind.APPLICATION_FAILED}/")
+        return heard.progressed_at > progress.since and any(kind in action.key for kind in stood_still)
+
+    def _with_orphan(self, facts: ActionFacts, action: ActionRecord) -> ActionFacts:
+        """Of a job that Slurm has forgotten its folder tells whether a replacement took it over."""
+        if self.resubmitter is None or action.attempt is None or action.remedy != Remedy.RESTART:
+            return facts
+        found = self.resubmitter.find(_token(action))
+        if not found:
+            return facts
+        left = self.resubmitter.is_left_to(action.attempt.job, found[0].id)
+        return replace(facts, replacement=found[0], comment=left_for(found[0].id) if left else "")
+
+    def _with_replacement(
+        self, facts: ActionFacts, action: ActionRecord, job: JobRow, progress: _Progress
+    ) -> ActionFacts:
+        submitted = self.resubmitter.agreed(job) if self.resubmitter else None
+        if self.resubmitter is None or submitted is None:
+            return facts
+        found = self.resubmitter.find(_token(action))
+        if found:
+            return replace(facts, replacement=found[0], comment=self.slurm.comment(job.id))
+        if not facts.unreachable or not facts.given_up or facts.being_downed:
+            return facts
+        why = self.resubmitter.obstacle(job, submitted, {*facts.unreachable}, facts.age_s)
+        if why and not progress.told:
+            progress.told = True
+            self.say(f"{action.incident}: job {job.label} is not submitted again: {why}")
+        return replace(facts, may_resubmit=not why)
+
+    def _excluded_is_silent(self, action: ActionRecord, facts: ActionFacts) -> bool:
+        """Whether a node that we keep the job off is dead and Slurm does not know: before it may be used again."""
+        if facts.sent.get(RecoveryStep.RELEASE, 0.0) < RELAX_S:
+            return False
+        rows = [self.observer.cluster.nodes.get(name) for name in action.exclude]
+        return bool(self.observer.silent([row.name for row in rows if row and not row.down and row.responding]))
+
+    def _waits_s(self, progress: _Progress, job: JobRow) -> float:
+        """Return for how long we have seen it wait; a run that began meanwhile restarts the count."""
+        if job.state is not JobState.PENDING:
+            progress.waits_since = None
+            return 0.0
+        now = self.clock.monotonic()
+        if progress.waits_since is None:
+            progress.waits_since = now
+        return now - progress.waits_since
+
+    def _answers(self, name: NodeName) -> bool | None:
+        """Return whether a node answers; None where that is not known, or its silence has not lasted yet."""
+        if not self.observer.lost(name):
+            self.observer.probe_suspects((name,))
+        return False if self.observer.lost(name) else self.observer.reach(name) or None
+
+    def _unreachable(self, job: JobRow) -> tuple[NodeName, ...]:
+        up = tuple([row.name for row in self.slurm.nodes(job.nodes) if not row.down])
+        self.observer.probe_suspects(up)
+        return tuple([name for name in up if not self.observer.reach(name)])

@@ -1,37 +1,33 @@
-"""Nodes wished by name are taken off jobs that wait for them, whoever named them and whatever became of him."""
+"""Nodes hinted by name are taken off jobs that wait for them, whoever named them and whatever became of him."""
 
 from __future__ import annotations
 
 import logging
 import os
-import pwd
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.planner.loop import read_queue
-from deeplink.scheduler.slurm.command import CommandMissingError
+from deeplink.core.errors import DeepLinkError
+from deeplink.scheduler.jobs.job_view import me
+from deeplink.scheduler.liveness.watchdog_client import BINDINGS, bindings_of
+from deeplink.scheduler.placement.hint.waiting import is_due, read_queue, taking_back
+from deeplink.scheduler.slurm.command import CommandMissingError, is_unanswered
 from deeplink.scheduler.slurm.settings import NO_ACCOUNTING, parse_settings
-from deeplink.scheduler.slurm.silence import is_unanswered
-from deeplink.scheduler.watch.agreement import BINDINGS, bindings_of
-from deeplink.scheduler.wish.binding import is_due, taking_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deeplink.clock import Clock
-    from deeplink.scheduler.planner.queue import Row
+    from deeplink.core.clock import Clock
+    from deeplink.scheduler.placement.hint.waiting import Row
     from deeplink.scheduler.slurm.client import Slurm
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 2.0
-"""How often the waiting jobs are asked for."""
+LOOK_S = 2.0  # how often the waiting jobs are asked for
 AGAIN_S = 10.0
 """How long after a look that failed the next one comes: each may hold the watchdog's verdicts for some seconds."""
-ACCOUNTING_S = 2.0
-"""Bound on `sacctmgr`, which waits for slurmdbd."""
+ACCOUNTING_S = 2.0  # bound on `sacctmgr`, which waits for slurmdbd
 ROUND_S = 1.0
 """How long one look may change jobs: the watchdog's verdicts wait for it. The rest come in the next one."""
 MOST_REFUSALS = 3
@@ -40,12 +36,7 @@ _OPERATORS = ("operator", "administrator")
 
 @dataclass(slots=True, kw_only=True)
 class Bindings:
-    """Takes nodes wished by name off waiting jobs. One thread only.
-
-    Args:
-        say: told one line for each job.
-        serves: told after each look whether it could be done, with the health service's name for it.
-    """
+    """Takes nodes hinted by name off waiting jobs. One thread only."""
 
     slurm: Slurm
     clock: Clock
@@ -67,7 +58,7 @@ class Bindings:
             self._learn_rights()
             self._take_back(read_queue(self.slurm.run, "--states=PENDING"), now)
         except DeepLinkError as problem:
-            log.info("nodes wished by name are not looked after in this round: %s", problem)
+            log.info("nodes hinted by name are not looked after in this round: %s", problem)
             self._next = self.clock.monotonic() + AGAIN_S
             self._tell(well=False)
         else:
@@ -76,7 +67,7 @@ class Bindings:
     def _learn_rights(self) -> None:
         if self._user is None:
             self._rights = changes_all_jobs(self.slurm)
-            self._user = own_name()
+            self._user = me()
 
     def unable(self) -> None:
         """Say that nothing is looked after now."""
@@ -105,39 +96,26 @@ class Bindings:
                 raise
             self._refusals[row.label] = self._refusals.get(row.label, 0) + 1
             self.say(
-                f"job {row.label} waits for the nodes wished for it, and they cannot be taken off it: {refused}"
+                f"job {row.label} waits for the nodes hinted for it, and they cannot be taken off it: {refused}"
             )
         else:
             self.say(
-                f"job {row.label} may start on any nodes: those wished for it hold it ({row.reason or 'unseen'})"
+                f"job {row.label} may start on any nodes: those hinted for it hold it ({row.reason or 'unseen'})"
             )
 
 
 def changes_all_jobs(slurm: Slurm) -> bool:
-    """Whether Slurm lets us change the jobs of all users.
-
-    Raises:
-        CommandError, CommandTimeoutError: the controller, or accounting, does not answer.
-        SlurmTextError: it answered something else.
-    """
+    """Whether Slurm lets us change the jobs of all users."""
     if os.getuid() == 0:
         return True
     said = slurm.run(["scontrol", "show", "config"])
     if re.search(rf"^SlurmUser\s*=.*\({os.getuid()}\)\s*$", said, re.MULTILINE):
         return True
     if parse_settings(said).text("AccountingStorageType") in NO_ACCOUNTING:
-        return False  # nobody else has rights
-    asked = ["sacctmgr", "-n", "-P", "show", "user", own_name(), "format=AdminLevel"]
+        return False  # no one else has rights
+    asked = ["sacctmgr", "-n", "-P", "show", "user", me(), "format=AdminLevel"]
     try:
         level = slurm.run(asked, timeout_s=ACCOUNTING_S)
     except CommandMissingError:
         return False
     return level.strip().lower().startswith(_OPERATORS)
-
-
-def own_name() -> str:
-    """Return the name that Slurm knows us by."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())

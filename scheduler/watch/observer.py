@@ -1,20 +1,18 @@
-"""Gathering the evidence: asks Slurm, probes nodes, reads the beats; draws no conclusion."""
+"""Gathering the evidence: asks Slurm, probes nodes, reads the heartbeats; draws no conclusion."""
 
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.slurm.client import SLURMD_PORT, Slurm
-from deeplink.scheduler.slurm.nodeset import fold
-from deeplink.scheduler.slurm.states import JobState, NodeState
-from deeplink.scheduler.watch.agent_reports import NOTHING_SAID, AgentReport, words
-from deeplink.scheduler.watch.evidence import (
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.types import JobId
+from deeplink.scheduler.liveness.heartbeats import NOTHING_SAID, AgentReport, words
+from deeplink.scheduler.liveness.probe import PROBE_DEADLINE_S, Probing, slurmd_port
+from deeplink.scheduler.recovery.evidence import (
     FORGOTTEN_S,
     TAG,
     JobSnapshot,
@@ -27,22 +25,23 @@ from deeplink.scheduler.watch.evidence import (
     targets,
     tense,
 )
-from deeplink.scheduler.watch.journal_cache import JournalCache
-from deeplink.scheduler.watch.node_history import BootHistory, HealthHistory, LeakHistory
-from deeplink.scheduler.watch.probing import PROBE_DEADLINE_S, Probing
-from deeplink.scheduler.watch.rules.storage import frozen_storage
-from deeplink.types import JobId
+from deeplink.scheduler.recovery.judge import frozen_storage
+from deeplink.scheduler.slurm.client import SLURMD_PORT, Slurm
+from deeplink.scheduler.slurm.nodeset import fold
+from deeplink.scheduler.slurm.states import JobState, NodeState
+from deeplink.scheduler.watch.memory import BootHistory, HealthHistory, JournalCache, LeakHistory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from deeplink.clock import Clock
+    from deeplink.core.clock import Clock
+    from deeplink.core.types import NodeName
+    from deeplink.scheduler.journal.journal import Journal
+    from deeplink.scheduler.liveness.heartbeats import HeartbeatTable, LauncherHeartbeat
+    from deeplink.scheduler.liveness.probe import Address, Prober
+    from deeplink.scheduler.recovery.evidence import ProbeResult
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
-    from deeplink.scheduler.watch.evidence import ProbeResult
-    from deeplink.scheduler.watch.heartbeats import HeartbeatTable, LauncherHeartbeat
-    from deeplink.scheduler.watch.journal import Journal
-    from deeplink.scheduler.watch.probe import Address, Prober
-    from deeplink.types import NodeName
+    from deeplink.scheduler.watch.memory import BootAges
 
 __all__ = ["COMMAND_S", "PROBE_DEADLINE_S", "ClusterAnswers", "Observer", "slurmd_port"]
 
@@ -50,8 +49,7 @@ log = logging.getLogger(__name__)
 
 COMMAND_S = 8.0
 """Bound on one command: a dead controller is given up after 4 to 9 s by Slurm's own clients (measured)."""
-OWNER_S = 2.0
-"""Bound on the question whose job it is: a call waits for it, and holds a thread of the server."""
+OWNER_S = 2.0  # bound on the question whose job it is: a call waits for it, and holds a thread of the server
 TOPOLOGY_AGE_S = 60.0
 
 
@@ -66,36 +64,27 @@ class ClusterAnswers:
 
 
 class Observer:
-    """Sees the cluster for the watchdog. One thread only, but for what `SlurmRecords` has.
-
-    Args:
-        slurm: the way to Slurm; its commands should be bounded by a few seconds.
-        prober: the way to nodes.
-        book: what launchers and standing agents said.
-        journal: what is on record: who was drained by us, which incidents are open.
-        clock: time.
-        policy: what counts as suspicious.
-
-    Attributes:
-        cluster: what Slurm said last.
-        recall: what the journal says; to be told of changes.
-        doubted: it may be us who hear nothing, as whoever judges what is seen has told.
-        tense: there was reason to probe when we last looked.
-    """
+    """Sees the cluster for the watchdog. One thread only, but for what `SlurmRecords` has."""
 
     def __init__(
         self,
         *,
         slurm: Slurm,
         prober: Prober,
-        book: HeartbeatTable,
+        heartbeats: HeartbeatTable,
         journal: Journal,
         clock: Clock,
         policy: WatchPolicy,
     ) -> None:
-        self.slurm, self.book, self.journal, self.clock, self.policy = slurm, book, journal, clock, policy
+        self.slurm, self.heartbeats, self.journal, self.clock, self.policy = (
+            slurm,
+            heartbeats,
+            journal,
+            clock,
+            policy,
+        )
         self.cluster = ClusterAnswers(at=float("-inf"))
-        self.recall = JournalCache(journal=journal, clock=clock)
+        self.memory = JournalCache(journal=journal, clock=clock)
         self.doubted = self._cut_off = self.tense = False
         self._probing = Probing(prober=prober, clock=clock)
         self._boots, self._leaks, self._wellness = BootHistory(), LeakHistory(), HealthHistory()
@@ -151,12 +140,16 @@ class Observer:
         if self.doubted:
             self._doubted_at = now
         heard = [
-            (one, self.cluster.jobs[JobId(one.beat.attempt.job)]) for one in self.book.all() if self._ours(one)
+            (one, self.cluster.jobs[JobId(one.beat.attempt.job)])
+            for one in self.heartbeats.all()
+            if self._ours(one)
         ]
         heard.sort(key=lambda one: one[0].beat.attempt.job)  # the same order each time: the first one names things
-        self.recall.forget({one.beat.attempt.job for one, _ in heard})
+        self.memory.forget({one.beat.attempt.job for one, _ in heard})
         jobs = tuple(self._job(one, row, now) for one, row in heard)
-        said = words(self.book.attended(), ((one, frozenset(row.nodes)) for one, row in heard), now, self.policy)
+        said = words(
+            self.heartbeats.attended(), ((one, frozenset(row.nodes)) for one, row in heard), now, self.policy
+        )
         before = self._nodes(jobs, said, now)
         weary = long_mute(mute_launchers(jobs, self.policy)) and not self._cut_off
         suspicious = () if weary else tense(jobs, self.policy)
@@ -178,13 +171,11 @@ class Observer:
         )
 
     def _given_up_lately(self, nodes: Mapping[NodeName, NodeSnapshot]) -> dict[NodeName, str]:
-        """Return the nodes given up within the brake's window, and the leaf in whose name; empty: their own.
-
-        Nodes drained for what their checks find are not among them: those have a brake of their own.
-        """
+        """Return the nodes given up within the brake's window, and the leaf in whose name; empty: their own."""
+        # Nodes drained for what their checks find are not among them: those have a brake of their own.
         since = self.clock.unix() - self.policy.brake_window_s
         lately = {}
-        for name, began in self.recall.drained().items():
+        for name, began in self.memory.drained().items():
             node = nodes.get(name)
             if began >= since and not (node and node.sick):
                 lately[name] = node.leaf if node and node.of_leaf else ""
@@ -206,12 +197,7 @@ class Observer:
         return row.user if row else ""
 
     def asked_owner(self, job: int) -> str:
-        """Ask Slurm whose job it is.
-
-        Raises:
-            JobVanishedError: Slurm knows no such job.
-            DeepLinkError: Slurm does not answer.
-        """
+        """Ask Slurm whose job it is."""
         return Slurm(partial(self.slurm.run, timeout_s=OWNER_S)).job(job).user
 
     def nodes_at(self, hosts: Collection[str]) -> frozenset[NodeName] | None:
@@ -254,32 +240,32 @@ class Observer:
         return frozenset(name for name in asked if self.reach(name) is False)
 
     def acted(self) -> None:
-        """Take note that an action was begun or ended: what the journal and Slurm say has changed."""
-        self.recall.changed()
+        """Note that an action was begun or ended: what the journal and Slurm say has changed."""
+        self.memory.changed()
         self._leaks.hasten(self.clock.monotonic())
 
     def vanished(self) -> tuple[int, ...]:
         """Return the jobs that Slurm has forgotten and that are silent for long: they ended while we were away."""
         now = self.clock.monotonic()
-        silent = [heard.beat.attempt.job for heard in self.book.all() if now - heard.heard_at > FORGOTTEN_S]
+        silent = [heard.beat.attempt.job for heard in self.heartbeats.all() if now - heard.heard_at > FORGOTTEN_S]
         return () if self.cluster.problem else tuple(job for job in silent if JobId(job) not in self.cluster.jobs)
 
     def doubt(self, now: float, *, network: bool) -> None:
-        """Take note that we doubt ourselves at this moment, monotonic; `network`: our own network."""
+        """Note that we doubt ourselves at this moment, monotonic; `network`: our own network."""
         self.doubted, self._cut_off = True, self._cut_off or network
-        self.book.deafen(now)
+        self.heartbeats.deafen(now)
 
     def trust(self) -> None:
-        """Take note that we trust ourselves again. Probes made over a network in doubt say nothing."""
+        """Note that we trust ourselves again. Probes made over a network in doubt say nothing."""
         if self._cut_off:
             self._probing.forget()
         self.doubted = self._cut_off = False
-        self.book.trust(self.clock.monotonic())
+        self.heartbeats.trust(self.clock.monotonic())
 
     def forgive(self) -> None:
         """Forget every unbroken row: it was we who were away."""
         self._probing.forget()
-        self.book.forgive(self.clock.monotonic())
+        self.heartbeats.forgive(self.clock.monotonic())
 
     def called(self, job: int) -> str:
         """Return what a job is called, `12_3` for a task of an array; its raw id where Slurm does not know it."""
@@ -293,7 +279,7 @@ class Observer:
 
     def _job(self, heard: LauncherHeartbeat, row: JobRow, now: float) -> JobSnapshot:
         beat, age = heard.beat, max(0.0, now - heard.heard_at)
-        recalled = self.recall.of(heard)
+        remembered, known = self.memory.of(heard), self.cluster.nodes
         again = row.restarts + 1 >= self.policy.most_fruitless
         return JobSnapshot(
             attempt=beat.attempt,
@@ -308,21 +294,21 @@ class Observer:
             spares=beat.spares,
             batch_host=row.batch_host,
             beat_age_s=age,
-            deaf_s=min(age, self.book.deaf_s(heard.heard_at, now)),
+            deaf_s=min(age, self.heartbeats.deaf_s(heard.heard_at, now)),
             agents_silent={
                 node.name: node.silent_s + (age if node.silent_s >= self.policy.tense_agent_s else 0.0)
                 for node in beat.node_beats
-                if self.knows(node.name)
+                if not known or node.name in known
             },
             progress_age_s=None if heard.step is None else max(0.0, now - heard.progressed_at),
             step_timeout_s=beat.step_timeout_s,
-            suspects=recalled.suspects,
+            suspects=remembered.suspects,
             heard=heard.ourselves,
             missed_s=heard.missed_s,
-            rescued=recalled.rescued,
+            rescued=remembered.rescued,
             boots=heard.boots,
-            told=recalled.told,
-            fruitless=self.recall.fruitless(heard) if again else 0,
+            told=remembered.told,
+            fruitless=self.memory.fruitless(heard) if again else 0,
         )
 
     def _nodes(
@@ -335,19 +321,25 @@ class Observer:
             if row.state is JobState.RUNNING and row.id not in known
             for name in row.nodes
         )
-        drained = self.recall.drained()
-        ours = {name for name in drained if name in self.cluster.nodes and self._tagged(name)}
+        rows, unix = self.cluster.nodes, self.clock.unix()
+        ours = {name for name in self.memory.drained() if name in rows and rows[name].reason.startswith(TAG)}
         self._wellness.note(ours, said, now, self.policy)
         return {
-            name: self._node(row, said.get(name, NOTHING_SAID), now, strangers=strangers[name], ours=name in ours)
-            for name, row in self.cluster.nodes.items()
+            name: self._node(
+                row,
+                said.get(name, NOTHING_SAID),
+                self._boots.of(name, now, unix),
+                strangers=strangers[name],
+                well_s=self._wellness.age_s(name, now) if name in ours else 0.0,
+                ours=name in ours,
+            )
+            for name, row in rows.items()
         }
 
-    def _tagged(self, name: NodeName) -> bool:
-        return self.cluster.nodes[name].reason.startswith(TAG)
-
-    def _node(self, row: NodeRow, said: AgentReport, now: float, *, strangers: int, ours: bool) -> NodeSnapshot:
-        leaked, leaked_s = self._leaks.of(row.name)
+    def _node(
+        self, row: NodeRow, said: AgentReport, boots: BootAges, *, strangers: int, well_s: float, ours: bool
+    ) -> NodeSnapshot:
+        since, until, leaked = self._leaks.seen.get(row.name, (0.0, 0.0, 0))
         return NodeSnapshot(
             name=row.name,
             leaf=self._leaves.get(row.name, ""),
@@ -361,14 +353,14 @@ class Observer:
             findings=said.findings,
             heard_s=said.heard_s,
             attended_s=said.attended_s,
-            well_s=self._wellness.age_s(row.name, now) if ours else 0.0,
+            well_s=well_s,
             boot_id=said.boot_id,
-            booted_s=self._boots.age_s(row.name, now),
+            booted_s=boots.booted_s,
             boot_shown=row.boot_time,
-            slurmd_anew_s=self._boots.anew_s(row.name, now),
-            slurmd_age_s=self._boots.slurmd_age_s(row.name, self.clock.unix()),
+            slurmd_restarted_s=boots.slurmd_restarted_s,
+            slurmd_age_s=boots.slurmd_age_s,
             leaked_gpus=leaked,
-            leaked_s=leaked_s,
+            leaked_s=until - since,
         )
 
     def _find_leaves(self) -> dict[NodeName, str]:
@@ -376,9 +368,3 @@ class Observer:
             name: switch.name for switch in self.slurm.topology() if switch.level == 0 for name in switch.nodes
         }
         return leaves or {node.name: node.leaf for node in self.journal.nodes() if node.leaf}
-
-
-def slurmd_port(slurm: Slurm) -> int:
-    """Return the port slurmd listens on where a node has none of its own."""
-    said = re.search(r"^SlurmdPort\s*=\s*(\d+)", slurm.run(["scontrol", "show", "config"]), re.MULTILINE)
-    return int(said[1]) if said else SLURMD_PORT

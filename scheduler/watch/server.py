@@ -1,72 +1,351 @@
-"""The watchdog's ear: launchers' beats and standing agents' words over gRPC, kept before they are answered."""
+"""Takes launchers' heartbeats and standing agents' reports over gRPC; keeps them before they are answered."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import hmac
+import os
+import pwd
+import re
+import threading
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import quote, unquote
 
 import grpc
 from grpc_health.v1 import health
 from typing_extensions import override
 
-from deeplink.plainrpc import TOKEN_HEADER
-from deeplink.scheduler.watch.authorization import IDENTITY, REFUSAL, NotAuthorizedError
-from deeplink.scheduler.watch.evidence import SLURMD
-from deeplink.scheduler.watch.incident_merging import LONGEST_EVIDENCE
-from deeplink.scheduler.watch.journal import JournalError
-from deeplink.scheduler.watch.messages import beat_from_wire, finding_from_wire, node_from_wire
-from deeplink.scheduler.watch.records import (
-    HealthSeverity,
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.finding import Finding, Severity
+from deeplink.core.types import NodeName
+from deeplink.rpc.channel import attempt_from_wire, bound_server
+from deeplink.rpc.tokens import TOKEN_HEADER
+from deeplink.scheduler.journal.journal import JournalError
+from deeplink.scheduler.liveness.heartbeats import beat_from_wire, finding_from_wire, node_from_wire
+from deeplink.scheduler.liveness.watchdog_client import (
+    Credential,
+    CredentialError,
+    MungeSocket,
+    decoded,
+    job_statement,
+    node_statement,
+)
+from deeplink.scheduler.recovery.evidence import SLURMD
+from deeplink.scheduler.recovery.incident_merging import LONGEST_EVIDENCE
+from deeplink.scheduler.recovery.records import (
     Incident,
     IncidentKind,
     IncidentOutcome,
     RecordError,
     incident_id,
 )
+from deeplink.scheduler.slurm.client import JobVanishedError
+from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
-from deeplink.wire import bound_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from deeplink.clock import Clock
-    from deeplink.metrics import WatchMetrics
-    from deeplink.scheduler.watch import records
-    from deeplink.scheduler.watch.authorization import Authorizer
-    from deeplink.scheduler.watch.heartbeats import HeartbeatTable
-    from deeplink.scheduler.watch.journal import Journal
-    from deeplink.scheduler.watch.records import HealthFinding
-    from deeplink.types import NodeName
-    from deeplink.wire import BoundServer
+    from deeplink.core.clock import Clock
+    from deeplink.core.metrics import WatchMetrics
+    from deeplink.core.types import Attempt
+    from deeplink.rpc.channel import BoundServer
+    from deeplink.scheduler.journal.journal import Journal
+    from deeplink.scheduler.liveness.heartbeats import HeartbeatTable
+    from deeplink.scheduler.recovery import records
+
+# Decides whose heartbeats and reports the watchdog believes.
+
+
+NONCE_S = 30.0
+PROVED_S = 86_400.0  # how long a token lasts that MUNGE was shown for; its holder proves himself again then
+_SECOND = re.compile(r"\d{1,12}", re.ASCII)
+_CLAIMS = re.compile(
+    r"u(?P<uid>\d{1,10})\.e(?P<until>\d{1,12})(?:\.j(?P<job>\d{1,18})\.(?P<restart>\d{1,9})|\.n(?P<node>[^:]{1,1024}))?",
+    re.ASCII,
+)
+IDENTITY = watch_pb2.DESCRIPTOR.services_by_name["Identity"].full_name
+REFUSAL = (
+    "the call carries no token of this watchdog, or one that has ended. With MUNGE the caller proves himself "
+    "again; else `deeplink watch --mint USER` makes another for watch_token_file"
+)
+_MOST_PROOFS = 4  # proofs checked at once: each asks munged by a process of its own. As many more may wait
+_PROOF_WAIT_S = 1.0
+_MOST_QUESTIONS = 4
+"""Jobs that Slurm is asked for at once: the rest of the server's threads are left to heartbeats of known jobs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The holder of a token."""
+
+    uid: int  # the user's
+    job: int = 0  # the one job that he may speak for, with its restart count; 0: any job of his
+    restart: int = 0
+    node: str = ""  # the one node that he may speak for; empty: none, or any
+
+    def speaks_for(self, attempt: Attempt) -> bool:
+        """Return whether the token was made for this attempt's job; whose job that is, Slurm knows."""
+        return not self.node and (not self.job or (self.job, self.restart) == (attempt.job, attempt.restart))
+
+    def speaks_for_node(self, node: NodeName) -> bool:
+        """Return whether the token was made for this node, or for none in particular."""
+        return not self.job and self.node in {"", node}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMint:
+    """Makes tokens and reads them back; whoever has the secret makes the same ones."""
+
+    secret: str
+
+    def token(self, caller: Caller, until: float) -> str:
+        """Return the token that names this caller until a moment, seconds since 1970.
+
+        >>> TokenMint("s").token(Caller(uid=1000, job=17), 99.0)[:14]
+        'u1000.e99.j17.'
+        """
+        claims = f"u{caller.uid}.e{int(until)}"
+        if caller.job:
+            claims += f".j{caller.job}.{caller.restart}"
+        elif caller.node:
+            claims += f".n{quote(caller.node, safe='')}"
+        return f"{claims}:{self._digest(claims)}"
+
+    def caller(self, token: str, unix: float) -> Caller | None:
+        """Return whom a token names; None where it was not made here, or has ended by `unix`."""
+        claims, _, digest = token.partition(":")
+        found = _CLAIMS.fullmatch(claims)
+        if not found or not hmac.compare_digest(digest.encode(), self._digest(claims).encode()):
+            return None
+        if unix >= int(found["until"]):
+            return None
+        return Caller(
+            uid=int(found["uid"]),
+            job=int(found["job"] or 0),
+            restart=int(found["restart"] or 0),
+            node=unquote(found["node"] or ""),
+        )
+
+    def nonce(self, unix: float) -> str:
+        """Return a nonce of this second, which the secret knows again: it does not have to be remembered."""
+        return self._nonce(str(int(unix)))
+
+    def made_lately(self, nonce: str, unix: float) -> bool:
+        """Return whether a nonce was made here within the last half minute."""
+        # Many callers may have the same one: MUNGE itself decodes no credential a second time.
+        second = nonce.partition(":")[0]
+        return (
+            _SECOND.fullmatch(second) is not None
+            and hmac.compare_digest(nonce.encode(), self._nonce(second).encode())
+            and 0.0 <= unix - int(second) <= NONCE_S
+        )
+
+    def _nonce(self, second: str) -> str:
+        return f"{second}:{self._digest(f'nonce {second}')}"
+
+    def _digest(self, claims: str) -> str:
+        digest = hmac.new(self.secret.encode(), f"deeplink watch {claims}".encode(), sha256).digest()
+        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+class NotAuthorizedError(DeepLinkError):
+    """A call is not believed, or it cannot be found out whether it is to be."""
+
+    def __init__(self, status: grpc.StatusCode, problem: str) -> None:
+        super().__init__(problem)
+        self.status, self.problem = status, problem
+
+
+class SlurmRecords(Protocol):
+    """Slurm's jobs and nodes. Called from any thread."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether Slurm did not answer when it was asked last for its jobs, or was not asked yet."""
+        ...
+
+    def owner(self, job: int) -> str:
+        """Return the user whose job it is, by what Slurm said last; empty where it said nothing of it."""
+        ...
+
+    def asked_owner(self, job: int) -> str:
+        """Ask Slurm whose job it is, for a short time."""
+        ...
+
+    def knows(self, name: NodeName) -> bool:
+        """Return whether Slurm knows a node of this name; True as well while Slurm has not been heard."""
+        ...
+
+    def nodes_at(self, hosts: Collection[str]) -> frozenset[NodeName] | None:
+        """Return the nodes that have one of these host names or addresses; None while Slurm has not been heard."""
+        ...
+
+
+@dataclass(slots=True)
+class Authorizer:
+    """Believes heartbeats of the job's user, and reports on nodes of users who run agents. Thread-safe."""
+
+    mint: TokenMint  # makes and reads the callers' tokens
+    site: SlurmRecords  # whose jobs and which nodes there are
+    journal: Journal  # knows the users of jobs while Slurm does not answer
+    clock: Clock  # time
+    agents: Collection[int] = ()  # users whose standing agents are believed, besides root and the watchdog's own
+    _callers: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(2 * _MOST_PROOFS))
+    _proofs: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_MOST_PROOFS))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _asking: set[int] = field(default_factory=set)
+    _socket: MungeSocket = field(default_factory=MungeSocket)
+
+    def challenge(self) -> str:
+        """Return a nonce for one proof."""
+        return self.mint.nonce(self.clock.unix())
+
+    def prove(self, request: watch_pb2.ProveRequest) -> str:
+        """Return a token for the job or the node that a MUNGE credential speaks for."""
+        if not self.mint.made_lately(request.nonce, self.clock.unix()):
+            raise NotAuthorizedError(grpc.StatusCode.FAILED_PRECONDITION, "the nonce is unknown or too old")
+        attempt = attempt_from_wire(request.attempt)
+        said = (
+            node_statement(request.node, request.nonce) if request.node else job_statement(attempt, request.nonce)
+        )
+        credential = self._decoded(request.credential)
+        if not hmac.compare_digest(credential.statement.encode(), said.encode()):
+            raise _denied("the credential was made for something else")
+        if not request.node:
+            caller = Caller(uid=credential.uid, job=attempt.job, restart=attempt.restart)
+            self._check_owner(caller, attempt)
+            return self._token(caller)
+        origins = self.site.nodes_at(credential.hosts)
+        if origins is None:
+            problem = f"which host is node {request.node}? Slurm has told no nodes yet; try again"
+            raise NotAuthorizedError(grpc.StatusCode.UNAVAILABLE, problem)
+        if origins and request.node not in origins:
+            raise _denied(f"the host of {fold(origins)} cannot report for {request.node}")
+        caller = Caller(uid=credential.uid, node=request.node)
+        self._check_agent(caller, NodeName(request.node))
+        return self._token(caller)
+
+    def owner(self, token: str, attempt: Attempt) -> str:
+        """Return the name of the attempt's user, whose token this is."""
+        return self._check_owner(self._caller(token), attempt)
+
+    def agent(self, token: str, node: NodeName) -> None:
+        """Check that this is the token of a standing agent of this node."""
+        self._check_agent(self._caller(token), node)
+
+    def is_valid(self, token: str) -> bool:
+        """Return whether a token was made here, and has not ended."""
+        return self.mint.caller(token, self.clock.unix()) is not None
+
+    def _token(self, caller: Caller) -> str:
+        return self.mint.token(caller, self.clock.unix() + PROVED_S)
+
+    def _caller(self, token: str) -> Caller:
+        caller = self.mint.caller(token, self.clock.unix())
+        if caller is None:
+            raise NotAuthorizedError(grpc.StatusCode.UNAUTHENTICATED, REFUSAL)
+        return caller
+
+    def _decoded(self, credential: str) -> Credential:
+        with _held(self._callers, 0.0):
+            socket = self._socket.path()
+            with _held(self._proofs, _PROOF_WAIT_S):
+                try:
+                    return decoded(credential, socket)
+                except CredentialError as refused:
+                    if self._socket.is_known:
+                        raise _denied(str(refused)) from refused
+                    raise NotAuthorizedError(grpc.StatusCode.UNAVAILABLE, str(refused)) from refused
+                except DeepLinkError as problem:
+                    raise NotAuthorizedError(grpc.StatusCode.UNAVAILABLE, str(problem)) from problem
+
+    def _check_owner(self, caller: Caller, attempt: Attempt) -> str:
+        owner = self.site.owner(attempt.job)
+        if not owner and self.site.is_silent:
+            owner = self._recorded_owner(attempt.job)
+        owner = owner or self._asked_owner(attempt.job)
+        if not caller.speaks_for(attempt) or owner != _name_of(caller.uid):
+            raise _denied(f"job {attempt.job} is not of user {_name_of(caller.uid)}")
+        return owner
+
+    def _recorded_owner(self, job: int) -> str:
+        record = self.journal.job(job)
+        return record.user if record else ""
+
+    def _asked_owner(self, job: int) -> str:
+        with self._lock:
+            if job in self._asking or len(self._asking) >= _MOST_QUESTIONS:
+                problem = f"whose job is {job}? Slurm is asked already; try again"
+                raise NotAuthorizedError(grpc.StatusCode.UNAVAILABLE, problem)
+            self._asking.add(job)
+        try:
+            return self.site.asked_owner(job)
+        except JobVanishedError as unknown:
+            raise _denied(str(unknown)) from unknown
+        except DeepLinkError as problem:
+            owner = self._recorded_owner(job)
+            if not owner:
+                said = f"whose job is {job}? {problem}"
+                raise NotAuthorizedError(grpc.StatusCode.UNAVAILABLE, said) from problem
+            return owner
+        finally:
+            with self._lock:
+                self._asking.discard(job)
+
+    def _check_agent(self, caller: Caller, node: NodeName) -> None:
+        if caller.uid not in {0, os.getuid(), *self.agents} or not caller.speaks_for_node(node):
+            raise _denied(f"user {_name_of(caller.uid)} does not report for node {node}")
+
+
+@contextlib.contextmanager
+def _held(places: threading.Semaphore, wait_s: float) -> Iterator[None]:
+    if not places.acquire(timeout=wait_s):
+        raise NotAuthorizedError(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many proofs at once; try again")
+    try:
+        yield
+    finally:
+        places.release()
+
+
+def _denied(problem: str) -> NotAuthorizedError:
+    return NotAuthorizedError(grpc.StatusCode.PERMISSION_DENIED, problem)
+
+
+def _name_of(uid: int) -> str:
+    """Return what Slurm calls a user here: the name, or the number where there is none."""
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return str(uid)
+
 
 SERVICE = watch_pb2.DESCRIPTOR.services_by_name["Watch"].full_name
 
 
 class WatchServicer(watch_pb2_grpc.WatchServicer):
-    """Takes beats: into the journal first, then into the book that the loop reads. Thread-safe.
+    """Takes heartbeats: into the journal first, then into the heartbeats that the loop reads. Thread-safe.
 
     What is reported while the journal fails was heard, yet nothing is done for it.
-
     """
 
     def __init__(
         self,
         journal: Journal,
-        book: HeartbeatTable,
+        heartbeats: HeartbeatTable,
         clock: Clock,
         metrics: WatchMetrics,
         authorizer: Authorizer,
     ) -> None:
-        self._journal, self._book, self._clock, self._metrics = journal, book, clock, metrics
+        self._journal, self._book, self._clock, self._metrics = journal, heartbeats, clock, metrics
         self.authorizer = authorizer
 
     @override
     def Beat(self, request: watch_pb2.BeatRequest, context: grpc.ServicerContext) -> watch_pb2.BeatReply:
-        """Keep a beat; INVALID_ARGUMENT where it cannot be kept, UNAVAILABLE where the journal fails.
-
-        PERMISSION_DENIED where the job is not the caller's.
-        """
+        """Keep a heartbeat; INVALID_ARGUMENT where it cannot be kept, UNAVAILABLE where the journal fails."""
+        # PERMISSION_DENIED where the job is not the caller's.
         came, now_unix = self._clock.monotonic(), self._clock.unix()
         try:
             said = beat_from_wire(request, now_unix)
@@ -86,11 +365,7 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
         return watch_pb2.BeatReply(known=True)
 
     def _believed(self, beat: records.Beat) -> records.Beat:
-        """Return a beat without the nodes that Slurm does not know.
-
-        Raises:
-            RecordError: it tells of an incident under an id that is not its job's.
-        """
+        """Return a heartbeat without the nodes that Slurm does not know."""
         for incident in beat.incidents:
             attempt = incident.attempt
             if attempt is None or not incident.id.startswith(f"{attempt}-"):
@@ -101,7 +376,7 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
 
     @override
     def Attend(self, request: watch_pb2.AttendRequest, context: grpc.ServicerContext) -> watch_pb2.AttendReply:
-        """Keep what a standing agent says of its node, if Slurm knows it; the same errors as of a beat."""
+        """Keep what a standing agent says of its node, if Slurm knows it; the same errors as of a heartbeat."""
         now, now_unix = self._clock.monotonic(), self._clock.unix()
         try:
             node = node_from_wire(request, now_unix)
@@ -128,10 +403,8 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
 
 
 def _failure(write: Callable[[], None]) -> str:
-    """Write; return why the journal does not take it, empty where it does.
-
-    Whoever spoke was heard all the same: that nothing can be written is no silence of his.
-    """
+    """Write; return why the journal does not take it, empty where it does."""
+    # Whoever spoke was heard all the same: that nothing can be written is no silence of his.
     try:
         write()
     except JournalError as problem:
@@ -139,18 +412,12 @@ def _failure(write: Callable[[], None]) -> str:
     return ""
 
 
-def _while_away(node: NodeName, missed: Iterable[HealthFinding], now_unix: float) -> list[Incident]:
-    """Return what was wrong with a node, and passed, while nobody listened: told twice, it is the same.
-
-    One incident of all that makes a node sick, and one of its slurmd, which may only have been started anew.
-    """
+def _while_away(node: NodeName, missed: Iterable[Finding], now_unix: float) -> list[Incident]:
+    """Return what was wrong with a node, and passed, while no one listened: told twice, it is the same."""
+    # One incident of all that makes a node sick, and one of its slurmd, which may only have been started again.
     passed = tuple(missed)
-    grave = [
-        one
-        for one in passed
-        if one.severity in {HealthSeverity.COMMENT, HealthSeverity.DRAIN} and one.check != SLURMD
-    ]
-    slurmd = [one for one in passed if one.severity is not HealthSeverity.UNKNOWN and one.check == SLURMD]
+    grave = [one for one in passed if one.severity in {Severity.WARNING, Severity.ERROR} and one.check != SLURMD]
+    slurmd = [one for one in passed if one.severity is not Severity.UNKNOWN and one.check == SLURMD]
     return [
         Incident(
             id=f"{incident_id(None, kind, node)}@{began:.0f}",
@@ -167,8 +434,8 @@ def _while_away(node: NodeName, missed: Iterable[HealthFinding], now_unix: float
     ]
 
 
-def _told(found: Iterable[HealthFinding]) -> str:
-    return "; ".join(f"{one.check} ({one.severity}): {one.problem}" for one in found)
+def _told(found: Iterable[Finding]) -> str:
+    return "; ".join(f"{one.check} ({one.severity.action}): {one.text}" for one in found)
 
 
 class IdentityServicer(watch_pb2_grpc.IdentityServicer):
@@ -204,11 +471,7 @@ def _token(context: grpc.ServicerContext) -> str:
 
 
 def watch_server(bind: str, servicer: WatchServicer) -> BoundServer:
-    """Return a server bound to `bind`, not yet serving; every call needs a token of the servicer's.
-
-    Raises:
-        ListenError: the address cannot be bound.
-    """
+    """Return a server bound to `bind`, not yet serving; every call needs a token of the servicer's."""
 
     def register(server: grpc.Server) -> tuple[str, ...]:
         watch_pb2_grpc.add_WatchServicer_to_server(servicer, server)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from benchmarks.watchdog.aftermath import Aftermath, drained_used, fed_wrongly, fences, page
 from benchmarks.watchdog.facts import Line
+from deeplink.core.types import Attempt
 from deeplink.data.digest import DeliveryDigest, receipt
-from deeplink.types import Attempt
 from tests.benchmarks.test_strikes import STRUCK, TOLD
 
 

@@ -11,7 +11,7 @@ from benchmarks import rows
 from benchmarks.scheduler import emulation
 from benchmarks.scheduler.choices import read_record
 from benchmarks.scheduler.manyslurmd import Names, Shape
-from deeplink.scheduler.topology.sources.recognise import Format, read
+from deeplink.scheduler.topology.sources.assemble import Format, read
 
 RECORDED = Path(__file__).parents[1] / "data" / "slurm" / "22.05.8" / "5-tree" / "choices.json.gz"
 

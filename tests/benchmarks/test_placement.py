@@ -8,10 +8,10 @@ from itertools import permutations
 import pytest
 
 from benchmarks.scheduler import placement
+from deeplink.core.types import NodeName
 from deeplink.scheduler.placement.request import NoPlacementError, PlacementLimit, PlacementRequest
 from deeplink.scheduler.topology.graph import Fabric
-from deeplink.scheduler.topology.order import ring_crossings
-from deeplink.types import NodeName
+from deeplink.scheduler.topology.rank_order import ring_crossings
 
 
 def test_the_fewest_crossings_by_brute_force() -> None:

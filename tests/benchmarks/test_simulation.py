@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.scheduler.simulation import great_row, rows_of, studied
-from deeplink.scheduler.simulate.policies import SchedulingPolicy
-from deeplink.scheduler.simulate.site import SimulatedTree
+from benchmarks.simulate.policies import SchedulingPolicy
+from benchmarks.simulate.site import SimulatedTree
 
 
 def test_a_small_trace_has_a_row_for_each_policy_and_size(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from benchmarks.watchdog import gate
 from benchmarks.watchdog.slots import SLOTS, Run
 from benchmarks.watchdog.stand import Stand, StandError
 from benchmarks.watchdog.storm import Storm
+from deeplink.core.types import NodeName
 from deeplink.data.digest import DeliveryDigest
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.types import NodeName
 from tests.benchmarks.test_strikes import STRUCK
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from benchmarks.watchdog.facts import Told
 from benchmarks.watchdog.strikes import KINDRED, Strike, Struck, complaints, matched, strikes
-from deeplink.scheduler.sandbox.lab.catalog import FAULTS
-from deeplink.scheduler.watch.records import IncidentOutcome
+from deeplink.scheduler.recovery.records import IncidentOutcome
+from deeplink.scheduler.testbed.lab.faults import FAULTS
 
 
 def test_every_kind_of_strike_is_a_fault() -> None:

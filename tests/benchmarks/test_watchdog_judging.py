@@ -16,9 +16,9 @@ from benchmarks.watchdog.judging import _CHECKS, judge
 from benchmarks.watchdog.playing import _gathered, _kill_watchdog, _late_output
 from benchmarks.watchdog.scenarios import BY_NAME, SCENARIOS, STOCK, After, Never, Scenario
 from benchmarks.watchdog.stand import Stand, StandError
-from deeplink.scheduler.sandbox.lab.catalog import FAULTS
-from deeplink.scheduler.watch.records import ActionRecord, IncidentOutcome
-from deeplink.types import Attempt, NodeName
+from deeplink.core.types import Attempt, NodeName
+from deeplink.scheduler.recovery.records import ActionRecord, IncidentOutcome
+from deeplink.scheduler.testbed.lab.faults import FAULTS
 
 OLD, NEW = Attempt(1, 0, 0), Attempt(1, 0, 1)
 SPARE = BY_NAME["node-killed-spare"]

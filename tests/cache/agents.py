@@ -5,24 +5,22 @@ from __future__ import annotations
 import dataclasses
 import random
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeplink import tokens, wire
-from deeplink.cache.packing.packing_service import PackingServicer
-from deeplink.cache.server import CacheServicer
-from deeplink.cache.serving.dataport import data_server
-from deeplink.cache.store import Store
-from deeplink.clock import SystemClock
-from deeplink.config import Config
-from deeplink.types import Member, NodeName, format_members
+from deeplink.cache.pack.packing_service import PackingServicer
+from deeplink.cache.serve.server import CacheServicer, data_server, register
+from deeplink.cache.store.store import Store
+from deeplink.core.clock import SystemClock
+from deeplink.core.config import Config
+from deeplink.core.types import Member, NodeName, format_members
+from deeplink.rpc import channel, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import grpc
-
-    from deeplink.plainrpc.serving import PlainServer
+    from deeplink.rpc.forksafe.serving import PlainServer
 
 
 def small_files(count: int = 60, *, seed: int = 0) -> dict[str, bytes]:
@@ -57,7 +55,7 @@ class Agents:
     root: Path
     token: str = field(default_factory=tokens.new_token)
     stores: dict[NodeName, Store] = field(default_factory=dict)
-    servers: dict[NodeName, wire.BoundServer] = field(default_factory=dict)
+    servers: dict[NodeName, channel.BoundServer] = field(default_factory=dict)
     data_servers: dict[NodeName, PlainServer] = field(default_factory=dict)
     members: tuple[Member, ...] = ()
 
@@ -74,11 +72,8 @@ class Agents:
         node = NodeName(name)
         store = self.stores.setdefault(node, Store(self.root / name))
         serving, packing = CacheServicer(store, node), PackingServicer(store, node, self.token)
-
-        def register(server: grpc.Server) -> list[str]:
-            return [*serving.register(server), *packing.register(server)]
-
-        bound = wire.bound_server(f"127.0.0.1:{port}", self.token, register)
+        calls = {**serving.calls, **packing.calls}
+        bound = channel.bound_server(f"127.0.0.1:{port}", self.token, partial(register, calls=calls))
         bound.server.start()
         self.servers[node] = bound
         data = self.data_servers[node] = data_server(serving, "127.0.0.1:0", self.token, SystemClock())
@@ -93,7 +88,7 @@ class Agents:
         self.servers.pop(NodeName(name)).server.stop(None).wait()
 
     def restart(self, member: Member) -> None:
-        """Stop a member, and start it anew at the port it had; its data port is another one."""
+        """Stop a member, and start it again at the port it had; its data port is another one."""
         self.stop(member.name)
         self.start(member.name, port=int(member.address.rpartition(":")[2]))
 

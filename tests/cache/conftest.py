@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from deeplink.config import Config
+    from deeplink.core.config import Config
 
 
 @pytest.fixture

@@ -6,16 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeplink import tokens, wire
-from deeplink.cache.holding.keeper import Keeper
-from deeplink.cache.holding.upkeep import UpkeepIntervals
-from deeplink.cache.store import Store
-from deeplink.clock import SystemClock
-from deeplink.types import Member, NodeName
+from deeplink.cache.replicate.keeper import Keeper, UpkeepIntervals
+from deeplink.cache.store.store import Store
+from deeplink.core.clock import SystemClock
+from deeplink.core.types import Member, NodeName
+from deeplink.rpc import channel, tokens
 from tests.cache.agents import config_below
 
 if TYPE_CHECKING:
-    from deeplink.config import Config
+    from deeplink.core.config import Config
 
 QUICK = UpkeepIntervals(verify_s=0.1, lost_s=0.05, budget_s=0.1, share_s=0.2, unused_s=0.1, note_s=0.1)
 
@@ -27,7 +26,7 @@ class Kept:
     member: Member
     store: Store
     keeper: Keeper
-    server: wire.BoundServer
+    server: channel.BoundServer
 
     def stop(self) -> None:
         """End it: its port refuses from now on."""
@@ -58,7 +57,7 @@ class Keepers:
         store = Store(self.root / name)
         config = self.config(**{"node": name, "state": self.root / "state", **settings})
         keeper = Keeper(NodeName(name), store, self.token, config, clock=SystemClock(), pace=self.pace)
-        server = wire.bound_server("127.0.0.1:0", self.token, keeper.register)
+        server = channel.bound_server("127.0.0.1:0", self.token, keeper.register)
         server.server.start()
         keeper.start()
         kept = Kept(Member(NodeName(name), f"127.0.0.1:{server.port}"), store, keeper, server)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.cache.ownership import MemberAttributes, next_holder, owners, ranked, standing, weight_of
-from deeplink.types import Member, NodeName, ShardId, format_members, parse_members
+from deeplink.cache.membership import MemberAttributes, next_holder, owners, ranked, standing, weight_of
+from deeplink.core.types import Member, NodeName, ShardId, format_members, parse_members
 
 SHARD = st.text("0123456789abcdef", min_size=40, max_size=40).map(ShardId)
 MEMBERS = st.sets(st.integers(0, 999).map(lambda i: NodeName(f"n{i}")), min_size=1, max_size=12)

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import multiprocessing
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from deeplink.cache import ownership
-from deeplink.cache.block import SPAN
-from deeplink.cache.errors import RowError, SampleUnavailableError
+from deeplink.cache import membership
+from deeplink.cache.errors import KeyMissingError, SampleUnavailableError
+from deeplink.cache.format.block import SPAN
 from deeplink.cache.packer import pack
+from deeplink.cache.read.mapped import ShardFile
 from deeplink.cache.reader import Reader
-from deeplink.cache.reads.mapped import ShardFile
-from deeplink.cache.store import Store
-from deeplink.config import ConfigError
-from deeplink.types import Member, NodeName, ShardId, format_members
+from deeplink.cache.store.store import Store
+from deeplink.core.config import ConfigError
+from deeplink.core.types import Member, NodeName, ShardId, format_members
 from tests.cache.agents import Agents, config_below
 from tests.pickled import pickled, unpickled
 from tests.waiting import LIMIT_S, until
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.context import ForkContext, SpawnContext
 
-    from deeplink.config import Config
+    from deeplink.core.config import Config
 
 
 READ_WITHOUT_DESCRIPTORS = """
@@ -60,7 +62,7 @@ else:
     sys.exit(3)
 while taken:
     os.close(taken.pop())
-reader._own.local.shards.look_again(0)
+reader._own.local.shards.vouch(0)
 reader.read([0])
 sys.exit(reader.stats().local_samples != 1)
 """
@@ -89,7 +91,7 @@ def local(source: Path, config: Config) -> Iterator[Reader]:
 @pytest.fixture
 def spread(source: Path, agents: Agents) -> Config:
     """The configuration of a node that is no member, with the shards on the agents."""
-    config = agents.config(read_deadline_ms=500)
+    config = agents.config()
     pack(str(source), "digits", config=config, members=agents.members, token=agents.token)
     source.rename(source.with_name("moved"))
     return config
@@ -121,7 +123,7 @@ def test_rows_come_in_the_order_asked_also_twice(local: Reader, files: dict[str,
 
 @pytest.mark.parametrize("rows", [[-1], [0, 60], [2**62]])
 def test_a_row_outside_is_refused(local: Reader, rows: list[int]) -> None:
-    with pytest.raises(RowError):
+    with pytest.raises(KeyMissingError, match="row"):
         local.read(rows)
 
 
@@ -129,7 +131,7 @@ def test_views_outlive_the_reader(local: Reader, files: dict[str, bytes]) -> Non
     views = local.read(range(60))
     local.close()
     assert {local.index.key(row): bytes(view) for row, view in enumerate(views)} == files
-    assert read_all(local) == files  # and it opens anew
+    assert read_all(local) == files  # and it opens again
 
 
 def test_a_shard_not_verified_here_is_not_mapped(local: Reader, config: Config, files: dict[str, bytes]) -> None:
@@ -260,7 +262,7 @@ def test_a_damaged_shard_is_read_from_the_source_set_aside_and_made_anew(
     assert stats.healed > 0
     # What was read before the damage was met had its own checksum.
     assert 0 < stats.source_samples <= local.index.shards[0].samples
-    # It is read whole in the background, put aside, and made anew from the source.
+    # It is read whole in the background, put aside, and made again from the source.
     until(lambda: store.is_verified(shard) and any((store.root / "quarantine").iterdir()))
 
 
@@ -491,7 +493,7 @@ def test_a_member_is_told_that_its_shard_is_doubted_and_not_asked_for_it_at_once
     store = agents.stores[NodeName("n0")]
     with Reader.open("digits", config=spread) as reader:
         owned = [n for n, shard in enumerate(reader.index.shards) if store.has(shard.id)]
-        number = next(n for n in owned if ownership.ranked(reader.index.shards[n].id, agents.stores)[0] == "n0")
+        number = next(n for n in owned if membership.ranked(reader.index.shards[n].id, agents.stores)[0] == "n0")
         shard = reader.index.shards[number].id
         before = store.path(shard).stat()
         damage(store, shard, at=int(reader.index.block_offsets(number)[0]) + 10)
@@ -543,6 +545,79 @@ def test_a_damaged_local_shard_is_brought_back_from_a_member(
         until(lambda: len(reader.read(reader.index.rows_below(""))) == len(files) and store.has(damaged))
         assert read_all(reader) == files
         assert reader.stats().local_samples > before
+
+
+def test_without_an_agent_what_came_from_the_source_lies_here_afterwards(
+    local: Reader, config: Config, files: dict[str, bytes]
+) -> None:
+    shutil.rmtree(config.store)
+    with Reader.open("digits", config=config) as reader:
+        views = reader.read(range(len(reader)))
+        assert {reader.index.key(row): bytes(view) for row, view in enumerate(views)} == files
+        assert reader.stats().source_samples == len(files)
+        store = Store(config.store, make=False)
+        until(lambda: all(store.is_verified(entry.id) for entry in reader.index.shards))
+        until(lambda: reader.read(range(len(reader))) and reader.stats().local_samples >= len(files))
+        before = reader.stats().source_samples
+        assert read_all(reader) == files
+        assert reader.stats().source_samples == before
+
+
+def test_a_node_whose_own_agent_alone_is_configured_reads_without_its_token(
+    local: Reader, config: Config, files: dict[str, bytes]
+) -> None:
+    alone = dataclasses.replace(config, node="n0", members="n0=127.0.0.1:1", token_file=None)
+    with Reader.open("digits", config=alone) as reader:
+        assert read_all(reader) == files
+        assert reader.stats().failures == 0
+    gone = dataclasses.replace(alone, token_file=config.store / "nowhere")
+    with Reader.open("digits", config=gone) as reader:
+        assert read_all(reader) == files
+
+
+def test_a_shard_that_does_not_fit_is_not_tried_at_each_read(
+    local: Reader, config: Config, files: dict[str, bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.rmtree(config.store)
+    with Reader.open("digits", config=dataclasses.replace(config, store_bytes=1000)) as reader:
+        for _ in range(5):
+            assert read_all(reader) == files
+        until(lambda: "cannot be brought here" in caplog.text)
+        assert read_all(reader) == files
+        assert caplog.text.count("cannot be brought here") == 1
+        assert reader.stats().source_samples == 6 * len(files)
+
+
+def test_a_closed_reader_brings_nothing_more(local: Reader, config: Config, files: dict[str, bytes]) -> None:
+    shutil.rmtree(config.store)
+    with Reader.open("digits", config=config) as reader:
+        healer = reader._process().healer
+        assert len(reader.read(range(len(reader)))) == len(files)
+    until(lambda: not healer._running)
+    assert len(Store(config.store, make=False).ids()) < len(reader.index.shards)
+
+
+def test_one_process_of_a_node_brings_at_a_time(local: Reader, config: Config) -> None:
+    shutil.rmtree(config.store)
+    Store(config.store)
+    with Reader.open("digits", config=config) as reader, (config.store / ".bringing").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        reader.read(range(len(reader)))
+        healer = reader._process().healer
+        until(lambda: not healer._running)
+        assert not Store(config.store).ids()
+
+
+def test_what_a_killed_process_left_of_a_shard_is_taken_away(local: Reader, config: Config) -> None:
+    shutil.rmtree(config.store)
+    store = Store(config.store)
+    left = [store.root / f".draft-{entry.id}.mdb-rebuilt" for entry in local.index.shards]
+    for path in left:
+        path.write_bytes(b"half of it")
+    with Reader.open("digits", config=config) as reader:
+        reader.read(range(len(reader)))
+        until(lambda: all(store.is_verified(entry.id) for entry in reader.index.shards))
+    assert not [path for path in left if path.exists()]
 
 
 def test_a_store_that_cannot_be_made_does_not_end_the_run(
@@ -609,10 +684,10 @@ def test_forking_while_threads_read(spread: Config, files: dict[str, bytes]) -> 
             workers = [pool.submit(busy) for _ in range(2)]
             try:
                 for _ in range(5):
-                    results = context.SimpleQueue()
+                    results = context.Queue()
                     child = context.Process(target=_read_in_child, args=(reader, results))
                     child.start()
-                    assert results.get() == (files, len(files))
+                    assert results.get(timeout=LIMIT_S) == (files, len(files))
                     child.join(LIMIT_S)
             finally:
                 stop.set()
@@ -648,7 +723,8 @@ def test_a_store_of_another_folder_is_not_looked_into(
 ) -> None:
     other = config_below(tmp_path / "other", catalog=tmp_path / "catalog")
     with Reader.open("digits", config=other) as reader:
-        assert read_all(reader) == files
+        views = reader.read(range(len(reader)))  # in one batch: what comes in the background comes too late for it
+        assert {reader.index.key(row): bytes(view) for row, view in enumerate(views)} == files
         assert reader.stats().source_samples == len(files)
 
 

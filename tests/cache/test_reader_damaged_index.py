@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from deeplink.cache.errors import IndexFormatError
-from deeplink.cache.indexing.seal import Seal
+from deeplink.cache.format.index_format import Seal
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
-from deeplink.cache.store import Store
+from deeplink.cache.store.store import Store
 from tests.cache.agents import Agents
-from tests.cache.test_index_damage import damage
+from tests.cache.format.test_index_damage import damage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deeplink.config import Config
+    from deeplink.core.config import Config
 
 COLUMNS = ("shard", "block", "offset", "lengths", "checksums")
 

@@ -12,10 +12,10 @@ import subprocess
 import sys
 import time
 
-from deeplink.config import Config
+from deeplink.core.config import Config
+from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.launch.event_log import to_watchdog
-from deeplink.scheduler.watch.records import Beat, NodeRecord, Phase, ProgressPoint
-from deeplink.types import Attempt, NodeName
+from deeplink.scheduler.recovery.records import Beat, NodeRecord, Phase, ProgressPoint
 
 address, limit = sys.argv[1], float(sys.argv[2])
 listed = subprocess.run(

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL
+from deeplink.scheduler.recovery.recovery_steps import NEXT_SECOND_S
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.parse import JobRow
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.watch.recovery_steps import NEXT_SECOND_S
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL
 from tests.waiting import LIMIT_S, until
 
 RANK_SCRIPT = Path(__file__).parent / "light_rank.py"

@@ -15,18 +15,17 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL
+from deeplink.scheduler.recovery.recovery_steps import NEXT_SECOND_S
 from deeplink.scheduler.slurm.client import Slurm
-from deeplink.scheduler.slurm.job_address import JobAddress
-from deeplink.scheduler.slurm.parse import JobRow
+from deeplink.scheduler.slurm.parse import JobAddress, JobRow
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.watch.recovery_steps import NEXT_SECOND_S
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL
 from tests.cluster.jobs import Job, folder_of, submit
 from tests.cluster.test_watch import BEATING, Watch, watch  # noqa: F401 - a fixture
 from tests.waiting import LIMIT_S, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.table]
+pytestmark = pytest.mark.cluster
 
 LAST, OTHER = "2", "0"
 NEITHER = "the other two are untouched"

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.lab.laboratory import Laboratory
-from deeplink.scheduler.sandbox.shape import Shape
+from deeplink.rpc.tokens import new_token, write_token
+from deeplink.scheduler.recovery.records import Incident
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.watch.records import Incident
-from deeplink.tokens import new_token, write_token
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.lab.laboratory import Laboratory
+from deeplink.scheduler.testbed.shape import Shape
 from tests.cluster.test_watch import RUN, Watch, in_second_run, node, told
 from tests.waiting import LIMIT_S, until
 

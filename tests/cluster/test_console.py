@@ -12,16 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.console.collect import QUERY_S, Collector, ConsoleSettings
+from deeplink.console.collect import QUERY_S, Collector, ConsoleSettings, SourceState
 from deeplink.console.feed import encode
 from deeplink.console.nodes import ShownHealth
-from deeplink.console.readings import SourceState
 from deeplink.console.snapshot import ConsoleSnapshot, Mood, build
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.core.text import printable
 from deeplink.scheduler.slurm.client import NodeOrder, Slurm
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.text import printable
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL, Shape
 from tests.cluster.jobs import submit
 from tests.hostile import NAMES
 from tests.waiting import LIMIT_S

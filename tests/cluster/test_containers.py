@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.sandbox.cluster import Sandbox
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.testbed.cluster import Sandbox
 from tests.cluster.jobs import folder_of, submit
 from tests.waiting import LIMIT_S
 

@@ -7,10 +7,10 @@ import shutil
 
 import pytest
 
-from deeplink.cache import ownership
-from deeplink.scheduler.sandbox.cluster import Sandbox
+from deeplink.cache import membership
+from deeplink.core.types import ShardId, parse_members
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.types import ShardId, parse_members
+from deeplink.scheduler.testbed.cluster import Sandbox
 from tests.cache.agents import small_files, write_tree
 from tests.cluster.jobs import folder_of, submit
 from tests.waiting import LIMIT_S
@@ -33,9 +33,9 @@ deeplink run --nproc-per-node 1 -- {{train}} 1
     placed = json.loads((folder / "packed.json").read_text())["placed"]
     members = parse_members((folder / f"{job.id}.0.0.members").read_text())
     leaf = dict(job.placed(f"{job.id}.0.0"))
-    known = ownership.standing(members)
+    known = membership.standing(members)
     assert len(placed) > 8
     assert len(set(leaf.values())) > 1
     for shard, holders in placed.items():
         assert len({leaf[node] for node in holders}) == 2
-        assert tuple(holders) == ownership.owners(ShardId(shard), known.weight, 2, known)
+        assert tuple(holders) == membership.owners(ShardId(shard), known.weight, 2, known)

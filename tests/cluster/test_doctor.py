@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import deeplink
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
 from deeplink.scheduler.slurm.nodeset import NodeSetError, fold, unfold
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL, Shape
 from tests.cluster.conftest import Factory
 from tests.scheduler.slurm.test_hanging import VERBS
 

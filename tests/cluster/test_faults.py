@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from deeplink import tokens
-from deeplink.config import Config
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL
-from deeplink.types import Member, NodeName, format_members
+from deeplink.core.config import Config
+from deeplink.core.types import Member, NodeName, format_members
+from deeplink.rpc import tokens
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL
 from tests.cache.agents import small_files, write_tree
 from tests.faults.processes import ROOT, Lines, Loop, Record, let_go, ready, survived, task_of
 from tests.waiting import LIMIT_S, until

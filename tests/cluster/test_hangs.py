@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.lab.looking import ranks_on
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.recovery.records import IncidentOutcome
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import IncidentOutcome
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.lab.scene import ranks_on
 from tests.cluster.jobs import submit
 from tests.waiting import LIMIT_S, until
 

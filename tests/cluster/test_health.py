@@ -1,4 +1,4 @@
-"""A standing agent starts a real slurmd anew before Slurm notices, and the watchdog hears of the node."""
+"""A standing agent starts a real slurmd again before Slurm notices, and the watchdog hears of the node."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL, Shape
 from tests.cluster.jobs import folder_of, submit
 from tests.waiting import LIMIT_S, until
 
@@ -77,7 +77,7 @@ def test_a_slurmd_that_dies_is_started_anew_before_slurm_notices_and_its_job_run
         assert cluster.run("n1", ["kill", "-9", before], root=True).code == 0
         until(lambda: slurmd_of(cluster, "n1") not in ([], [before]), LIMIT_S, said)
         sys.stdout.write(f"\n[health] slurmd killed, another one lives: {time.monotonic() - killed:.1f} s\n")
-        until(lambda: "slurmd was gone and was started anew" in said(), LIMIT_S, said)
+        until(lambda: "slurmd was gone and was started again" in said(), LIMIT_S, said)
 
         def heard() -> str:
             with Journal(journal, read_only=True) as kept:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL, Shape
 from tests.cluster.jobs import Job, folder_of, submit
 
-pytestmark = [pytest.mark.cluster, pytest.mark.table]
+pytestmark = pytest.mark.cluster
 
 SHAPE = Shape(leaves=2, nodes_per_leaf=2, cpus=8, gpus=4)
 WAIT_S = 200.0

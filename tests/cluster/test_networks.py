@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL, Shape
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL, Shape
 from tests.cluster.jobs import folder_of, submit
 
 pytestmark = [pytest.mark.cluster]
@@ -56,7 +56,9 @@ def test_the_network_that_answers_is_chosen_and_what_was_asked_for_wins(
 ) -> None:
     cluster = fresh_sandbox(Shape.of(2))
     dead_end(cluster)
-    by_name = "from deeplink.address import primary_address; print(primary_address({'SLURMD_NODENAME': 'n0'}))"
+    by_name = (
+        "from deeplink.rpc.resolving import primary_address; print(primary_address({'SLURMD_NODENAME': 'n0'}))"
+    )
     assert "dead0" in cluster.run(cluster.nodes[0], ["python", "-c", by_name]).stdout
     folder = folder_of(cluster)
     ours, say = "deeplink run --nproc-per-node 1", f"python -c {shlex.quote(SHOW)}"

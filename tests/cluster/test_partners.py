@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.sandbox import storage
-from deeplink.scheduler.sandbox.cluster import Options, Sandbox
-from deeplink.scheduler.sandbox.shape import Shape
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.testbed import state as storage
+from deeplink.scheduler.testbed.cluster import Options, Sandbox
+from deeplink.scheduler.testbed.shape import Shape
 from tests.cluster.jobs import folder_of, submit
 from tests.waiting import LIMIT_S, until
 

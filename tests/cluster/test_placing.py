@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from deeplink.scheduler.model.constants import Constants
-from deeplink.scheduler.model.stored import constants_text
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL
+from deeplink.scheduler.placement.hint import decision
+from deeplink.scheduler.placement.hint.decision import HintKind, Recorded, Why
+from deeplink.scheduler.placement.model.constants import Constants, constants_text
 from deeplink.scheduler.slurm.nodeset import unfold
-from deeplink.scheduler.wish import record
-from deeplink.scheduler.wish.decision import HintKind, Recorded, Why
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL
 from tests.cluster.jobs import folder_of, submit
 from tests.cluster.watchdogs import watchdog
 from tests.waiting import LIMIT_S, until
@@ -28,7 +27,7 @@ WITHOUT_PLANNER = {"DEEPLINK_PLAN": "off"}
 
 @pytest.fixture(scope="module", autouse=True)
 def watched(sandbox: Sandbox) -> Iterator[None]:
-    """Have a watchdog agree to look after nodes wished by name."""
+    """Have a watchdog agree to look after nodes hinted by name."""
     with watchdog(sandbox, 7498) as env, pytest.MonkeyPatch.context() as patch:
         for name, value in env.items():
             patch.setitem(WITHOUT_PLANNER, name, value)
@@ -66,7 +65,7 @@ def wish(sandbox: Sandbox, *words: str, **env: str) -> tuple[int, Recorded]:
     done = sandbox.run(CTL, argv, env=WITHOUT_PLANNER | env)
     assert done.code == 0, done.stderr
     job = int(done.stdout)
-    (recorded,) = record.read(record.job_folder(sandbox.home / ".local/state/deeplink", job))
+    (recorded,) = decision.read(decision.job_folder(sandbox.home / ".local/state/deeplink", job))
     return job, recorded
 
 
@@ -196,7 +195,7 @@ def test_a_race_that_was_lost_is_mended(sandbox: Sandbox) -> None:
     assert done.code == 0, done.stderr
     job = int(done.stdout)
     assert nodes_of(sandbox, job) == (EVEN | ODD) - better
-    lines = record.read(record.job_folder(sandbox.home / ".local/state/deeplink", job))
+    lines = decision.read(decision.job_folder(sandbox.home / ".local/state/deeplink", job))
     assert lines[0].decision.kind is HintKind.NODES
     assert set(lines[0].decision.nodes) == better
 
@@ -207,7 +206,7 @@ def test_the_ranks_of_a_placed_job_are_where_it_was_predicted(sandbox: Sandbox) 
     job = submit(sandbox, "-N4 --exclusive", "exec deeplink run -- {train} 4", program=program)
     job.await_end()
     (started,) = job.events("attempt-started")
-    (recorded,) = record.read(record.job_folder(sandbox.home / ".local/state/deeplink", job.id))
+    (recorded,) = decision.read(decision.job_folder(sandbox.home / ".local/state/deeplink", job.id))
     assert set(started["nodes"]) == set(recorded.decision.expected)
     assert started["ring_crossings"] == recorded.decision.candidates[0].crossings == 0
     assert len({leaf for _, leaf in job.placed(f"{job.id}.0.0")}) == 1

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL
-from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Recorded, Why
-from deeplink.types import NodeName
+from deeplink.core.types import NodeName
+from deeplink.scheduler.placement.hint.decision import Ask, Decision, HintKind, Recorded, Why
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL
 from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.cluster]

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL
 from tests.cluster.jobs import Job, folder_of
 from tests.hostile import WORDS
 from tests.waiting import LIMIT_S

@@ -15,20 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.clock import SystemClock
-from deeplink.scheduler.sandbox.cluster import Options, Sandbox
-from deeplink.scheduler.sandbox.errors import (
-    AlreadyUpError,
-    ExposeError,
-    NotRunningError,
-    NotUpError,
-    SandboxNameError,
-)
-from deeplink.scheduler.sandbox.shape import CTL, Shape
-from deeplink.scheduler.sandbox.waiting import until
+from deeplink.core.clock import SystemClock
+from deeplink.core.types import JobId
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.types import JobId
+from deeplink.scheduler.testbed.cluster import Options, Sandbox
+from deeplink.scheduler.testbed.errors import NotRunningError, NotUpError, SandboxError
+from deeplink.scheduler.testbed.processes import until
+from deeplink.scheduler.testbed.shape import CTL, Shape
 from tests.cluster.conftest import Factory
 from tests.cluster.jobs import submit
 from tests.waiting import LIMIT_S
@@ -259,7 +253,7 @@ def test_sandboxes_stand_side_by_side_and_leave_nothing(fresh_sandbox: Factory) 
     assert sorted(said(first, CTL, "srun", "-N2", "hostname").split()) == ["n0", "n1"]
     assert sorted(said(second, CTL, "srun", "-N2", "hostname").split()) == ["n0", "n1"]
     assert interfaces() == before[0]
-    with pytest.raises(AlreadyUpError):
+    with pytest.raises(SandboxError, match=r"is up already"):
         Sandbox.up(first.name, TWO)
     first.down()
     first.down()
@@ -382,7 +376,7 @@ def test_a_closed_folder_can_be_exposed_wherever_it_lies(fresh_sandbox: Factory,
     finally:
         (top / "sample").unlink()
         top.rmdir()
-    with pytest.raises(ExposeError):
+    with pytest.raises(SandboxError, match=r"cannot expose"):
         fresh_sandbox(TWO, Options(expose=(top,)))
 
 
@@ -397,7 +391,7 @@ def test_a_dry_run_shows_the_steps_of_every_machine_and_does_none(monkeypatch: p
 
 def test_a_sandbox_with_machines_cannot_lie_where_each_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEEPLINK_SANDBOX_ROOT", "/tmp/boxes")
-    with pytest.raises(SandboxNameError, match="every machine has its own"):
+    with pytest.raises(SandboxError, match="every machine has its own"):
         Sandbox.up("box", TWO)
     assert not Path("/tmp/boxes").exists()
 
@@ -519,7 +513,7 @@ def test_a_cluster_on_loopback_leaves_nothing(fresh_sandbox: Factory) -> None:
         eventually(lambda: len(said(login, CTL, "ps", "ax").splitlines()) == before)
         assert said(login, CTL, "ls", "-A", "/tmp") == files
     up = login.run(CTL, ["deeplink", "sandbox", "up", "--nodes", "2"], timeout_s=60, env=env)
-    said(login, CTL, "pkill", "-9", "-f", "sandbox.warden")
+    said(login, CTL, "pkill", "-9", "-f", "testbed.warden")
     again = login.run(CTL, ["deeplink", "sandbox", "up", "--nodes", "2"], timeout_s=60, env=env)
     assert again.code == 0, again.stderr
     assert login.run(CTL, ["deeplink", "sandbox", "down"], env=env).code == 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL
 from deeplink.scheduler.slurm.command import Finished
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL
 from tests.cluster.jobs import folder_of, submit
 
 pytestmark = [pytest.mark.cluster]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from deeplink.demo.lesson import has_torch
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import Shape
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import Shape
 from tests.cluster.jobs import Job, submit
 from tests.waiting import LIMIT_S
 

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.core.types import NodeName
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.nodeset import fold_for_files
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL, Shape
+from deeplink.scheduler.topology.graph import fabric_of
 from deeplink.scheduler.topology.sources.document import read_document
-from deeplink.scheduler.topology.tree import fabric_of
-from deeplink.types import NodeName
 from tests.cluster.conftest import Factory
 from tests.scheduler.topology.fabrics import Plug, ibnetdiscover
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL
+from deeplink.core.text import printable
 from deeplink.scheduler.slurm.command import Finished
-from deeplink.text import printable
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL
 from tests.cluster.jobs import submit
 from tests.waiting import LIMIT_S, until
 

@@ -18,22 +18,21 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from deeplink.clock import SystemClock
-from deeplink.metrics import WatchMetrics
-from deeplink.scheduler.sandbox.cluster import Sandbox
-from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.core.clock import SystemClock
+from deeplink.core.metrics import WatchMetrics
+from deeplink.core.types import Attempt, NodeName
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.liveness.heartbeats import HeartbeatTable
+from deeplink.scheduler.liveness.probe import Address
+from deeplink.scheduler.recovery.evidence import ProbeResult, Remedy, Verdict, WatchPolicy
+from deeplink.scheduler.recovery.records import ActionRecord, Incident, IncidentKind, IncidentOutcome
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.parse import NodeRow
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL, Shape
 from deeplink.scheduler.watch.actor import Actor
-from deeplink.scheduler.watch.evidence import ProbeResult, WatchPolicy
-from deeplink.scheduler.watch.heartbeats import HeartbeatTable
-from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.observer import Observer
-from deeplink.scheduler.watch.probe import Address
-from deeplink.scheduler.watch.records import ActionRecord, Incident, IncidentKind, IncidentOutcome
-from deeplink.scheduler.watch.verdict import Remedy, Verdict
-from deeplink.types import Attempt, NodeName
 from tests.cluster.jobs import Job, folder_of, submit
 from tests.waiting import LIMIT_S, until
 
@@ -231,16 +230,18 @@ def test_without_rights_a_job_whose_batch_host_died_goes_on_under_another_id(wat
         began = time.monotonic()
         watch.cluster.crash(host)
         until(lambda: any("resubmitted as job" in one.result for one in watch.actions()), LIMIT_S, watch.said)
-        (heir,) = [row for row in Slurm(watch.cluster.runner()).jobs() if row.id != job.id and not row.state.final]
-        follower = Job(watch.cluster, heir.id, job.folder)
+        (replacement,) = [
+            row for row in Slurm(watch.cluster.runner()).jobs() if row.id != job.id and not row.state.final
+        ]
+        follower = Job(watch.cluster, replacement.id, job.folder)
         until(lambda: follower.row().state is JobState.RUNNING, LIMIT_S, watch.said)
         told("batch host lost, no rights: runs again as another job", began)
         assert host not in follower.row().nodes
         follower.await_event("first-step", LIMIT_S)
         told("batch host lost, no rights: trains again as another job", began)
     said = watch.cluster.run(CTL, ["deeplink", "status", str(job.id)]).stdout
-    assert f"submitted anew as job {heir.id}" in said
-    assert f"deeplink: resubmitted as {heir.id}" in Slurm(watch.cluster.runner()).comment(job.id)
+    assert f"submitted again as job {replacement.id}" in said
+    assert f"deeplink: resubmitted as {replacement.id}" in Slurm(watch.cluster.runner()).comment(job.id)
     (incident,) = [one for one in watch.incidents() if one.attempt and one.attempt.job == job.id]
     assert (incident.action, incident.node, incident.outcome) == ("resubmit", host, IncidentOutcome.RECOVERED)
 
@@ -280,10 +281,10 @@ def test_a_hung_job_is_requeued_elsewhere_when_every_node_answers(watch: Watch) 
 
 FORGE = """
 import sys
-from deeplink.config import Config
+from deeplink.core.config import Config
 from deeplink.scheduler.launch.event_log import to_watchdog
-from deeplink.scheduler.watch.records import Beat, Phase
-from deeplink.types import Attempt, NodeName
+from deeplink.scheduler.recovery.records import Beat, Phase
+from deeplink.core.types import Attempt, NodeName
 
 address, job, user, *nodes = sys.argv[1:]
 beat = Beat(attempt=Attempt(int(job), 0, 0), phase=Phase.STRANDED, user=user, nodes=tuple(map(NodeName, nodes)))
@@ -338,7 +339,7 @@ def test_a_comment_drains_no_node_and_a_held_job_says_why_and_is_its_users_to_re
         observer = Observer(
             slurm=root,
             prober=Reachable(),
-            book=HeartbeatTable(),
+            heartbeats=HeartbeatTable(),
             journal=journal,
             clock=clock,
             policy=WatchPolicy(),

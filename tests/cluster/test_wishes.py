@@ -1,4 +1,4 @@
-"""What a wish for nodes never does on a real Slurm: it holds no job, and binds none that nobody looks after."""
+"""What a hint for nodes never does on a real Slurm: it holds no job, and binds none that nobody looks after."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from deeplink.scheduler.sandbox.cluster import Options, Sandbox
-from deeplink.scheduler.sandbox.shape import CTL, Shape
+from deeplink.scheduler.placement.hint import decision
+from deeplink.scheduler.placement.hint.decision import HintKind, Recorded, Why
 from deeplink.scheduler.slurm.nodeset import unfold
-from deeplink.scheduler.wish import record
-from deeplink.scheduler.wish.decision import HintKind, Recorded, Why
+from deeplink.scheduler.testbed.cluster import Options, Sandbox
+from deeplink.scheduler.testbed.shape import CTL, Shape
 from tests.cluster.test_placing import hold, other_than_stock
 from tests.cluster.watchdogs import watchdog
 from tests.waiting import LIMIT_S, until
@@ -37,7 +37,7 @@ class Cluster:
         done = self.sandbox.run(CTL, argv, env={"DEEPLINK_PLAN": "off", **self.env}, timeout_s=60)
         assert done.code == 0, done.stderr
         job = int(done.stdout)
-        return job, record.read(record.job_folder(self.sandbox.home / ".local/state/deeplink", job))[-1]
+        return job, decision.read(decision.job_folder(self.sandbox.home / ".local/state/deeplink", job))[-1]
 
     def bound(self) -> int:
         """Submit a job that is named nodes; it waits for a minute, unless Slurm comes by just now."""

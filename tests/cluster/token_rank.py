@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import deeplink
-from deeplink.clock import SystemClock
-from deeplink.plainrpc import PlainConnection, PlainRefusedError
-from deeplink.types import Attempt, parse_members
+from deeplink.core.clock import SystemClock
+from deeplink.core.types import Attempt, parse_members
+from deeplink.rpc.forksafe import PlainConnection, PlainRefusedError
 
 CALL_S, LIMIT_S = 20.0, 120.0
 FAILS = 3

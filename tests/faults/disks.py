@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from deeplink.cache.store import Store
-from deeplink.types import ShardId
+from deeplink.cache.store.store import Store
+from deeplink.core.types import ShardId
 from tests.waiting import LIMIT_S, until
 
 _PROCESS_MADVISE = 440

@@ -1,4 +1,4 @@
-"""Members and a reading loop as real processes, each of which can be killed, frozen, thawed and started anew."""
+"""Members and a reading loop as real processes, each of which can be killed, frozen, thawed and started again."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deeplink import tokens
 from deeplink.cache.packer import pack
-from deeplink.cache.store import Store
-from deeplink.config import Config
-from deeplink.types import Member, NodeName, format_members
+from deeplink.cache.store.store import Store
+from deeplink.core.config import Config
+from deeplink.core.types import Member, NodeName, format_members
+from deeplink.rpc import tokens
 from tests.cache.agents import config_below
 from tests.faults.reading import Task, digests
 from tests.processes import children

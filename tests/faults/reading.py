@@ -25,7 +25,7 @@ from typing import Any
 import xxhash
 
 from deeplink.cache.reader import Reader
-from deeplink.config import Config
+from deeplink.core.config import Config
 from tests.faults import slow_source
 
 SAY_S = 0.05

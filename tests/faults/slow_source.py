@@ -10,7 +10,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from typing_extensions import override
 
-from deeplink.publish import write_text
+from deeplink.core.publish import write_text
 
 
 def set_pace(folder: Path, pace: str) -> None:

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import settings
 
 from deeplink.cache.reader import Reader
-from deeplink.cache.remote import frames
-from deeplink.cache.remote.transport import READ_METHOD
-from deeplink.cache.server import MOST_READS
-from deeplink.clock import SystemClock
-from deeplink.plainrpc import PlainBusyError, PlainConnection
+from deeplink.cache.serve.server import MOST_READS
+from deeplink.cache.transfer import frames
+from deeplink.cache.transfer.transport import READ_METHOD
+from deeplink.core.clock import SystemClock
+from deeplink.rpc.forksafe import PlainBusyError, PlainConnection
 from deeplink.v1 import cache_pb2
 from tests.faults.processes import Nodes, Record, reading, survived, task_of
 from tests.waiting import LIMIT_S

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.cache.store import Store
-from deeplink.types import ShardId
+from deeplink.cache.store.store import Store
+from deeplink.core.types import ShardId
 from tests.faults.disks import copy_shards, disk_in_memory, disk_on_loop, flip, forget_pages
 from tests.faults.processes import Nodes, Record, reading, survived, task_of
 from tests.waiting import until

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.cache import ownership
+from deeplink.cache import membership
 from deeplink.cache.reader import Reader
-from deeplink.types import NodeName, ShardId
+from deeplink.core.types import NodeName, ShardId
 from tests.cache.agents import write_tree
 from tests.faults.processes import Nodes, Record, reading, survived, task_of
 
@@ -41,9 +41,9 @@ def lose_leaf(nodes: Nodes) -> set[NodeName]:
 
 def owners(nodes: Nodes) -> dict[ShardId, set[NodeName]]:
     """Return who is to hold each shard."""
-    names, known = [member.name for member in nodes.members], ownership.standing(nodes.members)
+    names, known = [member.name for member in nodes.members], membership.standing(nodes.members)
     with Reader.open("digits", config=nodes.config()) as reader:
-        return {entry.id: {*ownership.owners(entry.id, names, COPIES, known)} for entry in reader.index.shards}
+        return {entry.id: {*membership.owners(entry.id, names, COPIES, known)} for entry in reader.index.shards}
 
 
 def test_a_leaf_is_lost_and_every_sample_still_comes_from_members(

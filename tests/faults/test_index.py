@@ -9,7 +9,7 @@ import pytest
 
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
-from deeplink.config import Config
+from deeplink.core.config import Config
 from tests.cache.agents import config_below, small_files, write_tree
 from tests.faults.disks import flip
 from tests.faults.processes import Nodes, Record, reading, survived, task_of

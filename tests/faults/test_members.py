@@ -1,4 +1,4 @@
-"""A member dies, is frozen, or is started anew while a training reads from it at full speed."""
+"""A member dies, is frozen, or is started again while a training reads from it at full speed."""
 
 from __future__ import annotations
 

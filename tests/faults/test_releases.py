@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.cache import server
 from deeplink.cache.reader import Reader
+from deeplink.cache.serve import server
 from tests.cache.agents import write_tree
 from tests.faults.model import InProcess
 from tests.faults.processes import Nodes

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.cache.packer import pack
-from deeplink.cache.store import Store
+from deeplink.cache.store.store import Store
 from tests.cache.agents import config_below, write_tree
 from tests.faults import slow_source
 from tests.faults.processes import Record, reading, survived, task_of

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.holding.fillclient import fill
-from deeplink.cache.holding.recovery import stat_member
 from deeplink.cache.packer import pack
-from deeplink.clock import SystemClock
+from deeplink.cache.replicate.fill import fill
+from deeplink.cache.replicate.shard_recovery import stat_member
+from deeplink.core.clock import SystemClock
 from deeplink.v1 import cache_pb2
 from tests.cache.agents import small_files, write_tree
 from tests.cache.keepers import Keepers
@@ -22,7 +22,7 @@ from tests.waiting import until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from deeplink.cache.index import Index
+    from deeplink.cache.format.index import Index
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems")
 
@@ -81,7 +81,7 @@ def test_a_disk_that_fails_does_not_end_the_agent(keepers: Keepers, index: Index
             disk.fail()
 
             def meets_it() -> bool:
-                # Again and again: what was verified anew before the disk failed is not looked at for a week.
+                # Again and again: what was verified again before the disk failed is not looked at for a week.
                 for entry in index.shards:
                     with suppress(OSError):
                         kept.store.doubt(entry.id)

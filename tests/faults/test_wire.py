@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.config import Config
-from deeplink.types import Member, NodeName, format_members
+from deeplink.core.config import Config
+from deeplink.core.types import Member, NodeName, format_members
 from tests.faults.processes import Nodes, Record, reading, survived, task_of
 from tests.faults.proxies import HOST, Proxy, flipping, late, proxy, same
 

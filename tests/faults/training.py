@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 import deeplink
 from deeplink.data import ResumableSampler
-from deeplink.packed import loader
+from deeplink.data.shared_batches import loader
 from tests.faults.reading import Task, held_on_demand
 
 WORKERS = 2

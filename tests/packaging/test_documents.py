@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 
 import click
 import pytest
 
-from deeplink.cli import VERBS
+from deeplink.cli import VERBS, cli
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -35,7 +34,7 @@ def command_of(words: list[str]) -> tuple[click.Command | None, list[str]]:
     """Return the command that `words`, behind `deeplink`, begin with, and the words behind its name."""
     if not words or words[0] not in VERBS:
         return None, []
-    command = importlib.import_module(f"deeplink.cli.{words[0]}").command
+    command = cli.get_command(click.Context(cli), words[0])
     if isinstance(command, click.Group) and words[1:] and words[1] in command.commands:
         return command.commands[words[1]], words[2:]
     assert isinstance(command, click.Command)
@@ -53,8 +52,8 @@ def options_of(command: click.Command) -> dict[str, bool]:
     return found | dict.fromkeys(re.findall(r"--deeplink-[a-z-]+", command.epilog or ""), False)
 
 
-SLURMS_OWN = {"sbatch", "srun"}
-"""Verbs that take every option of Slurm's command of that name."""
+OF_ANOTHER = {"sbatch", "srun", "shim"}
+"""Verbs that take every option of the program that they stand for."""
 
 
 def unknown_of_one(words: list[str]) -> list[str]:
@@ -71,7 +70,7 @@ def unknown_of_one(words: list[str]) -> list[str]:
             option, value, _ = word.partition("=")
             if options.get(option) and not value:
                 next(left, None)
-            if option not in options and (command.name not in SLURMS_OWN or option.startswith("--deeplink-")):
+            if option not in options and (command.name not in OF_ANOTHER or option.startswith("--deeplink-")):
                 unknown.append(f"{command.name} {option}")
         elif not command.context_settings.get("allow_interspersed_args", True):
             break  # the rest is another program's

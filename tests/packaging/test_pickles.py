@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("deeplink", "cache", "scheduler", "tests", "benchmarks", "examples", ".ci", "ansible")
-DOORS = {"deeplink/plainpickle.py", "tests/pickled.py"}
+DOORS = {"deeplink/core/plainpickle.py", "tests/pickled.py"}
 MODULES = "_pickle|pickle|marshal|shelve|cloudpickle|dill|joblib|multiprocessing.managers"
 # In programs within strings, too: ranks of tests are such.
 IMPORT = re.compile(rf"^\s*(?:import|from)\s+(?:{MODULES})\b", re.MULTILINE)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.near import nearest
 from tests.waiting import LIMIT_S
 
 TESTS = Path(__file__).parents[1]
@@ -99,6 +100,14 @@ def test_the_developers_own_settings_do_not_reach_the_tests(suite: Path, monkeyp
     assert pytest_in(suite).returncode == 0
 
 
+def test_a_slow_test_that_the_lanes_would_not_find_is_refused(suite: Path) -> None:
+    (suite / "marks.py").write_text("import pytest\nWAITS = pytest.mark.slow\n")
+    (suite / "test_it.py").write_text("from marks import WAITS\n@WAITS\ndef test_passes(): pass\n")
+    done = pytest_in(suite)
+    assert done.returncode == 4
+    assert "do not say mark.slow themselves" in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])
 def test_what_a_test_starts_heeds_a_signal_that_the_runs_caller_ignores(suite: Path, number: int) -> None:
     (suite / "test_it.py").write_text(
@@ -144,37 +153,54 @@ def test_the_mount_point_that_the_first_ip_netns_makes_is_the_machines(tmp_path:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+CLUSTER, OTHERS = Path("tests/cluster/test_it.py"), Path("tests/test_lanes.py")
+
+
 @pytest.fixture
-def halves(tmp_path: Path) -> Path:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n cluster: drives one\n table: in many cases\n")
-    (tmp_path / "test_halves.py").write_text(
-        "import pytest\n@pytest.mark.cluster\ndef test_of_a_cluster(): pass\ndef test_of_others(): assert 1\n"
-        "@pytest.mark.cluster\n@pytest.mark.table\ndef test_of_many(): assert 2\n"
+def lanes(tmp_path: Path) -> Path:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n cluster: drives one\n slow: waits\n")
+    (tmp_path / "tests" / "cluster").mkdir(parents=True)
+    (tmp_path / CLUSTER).write_text("import pytest\n@pytest.mark.cluster\ndef test_of_a_cluster(): assert 3\n")
+    (tmp_path / OTHERS).write_text(
+        "import pytest\ndef test_of_others(): assert 1\n@pytest.mark.slow\ndef test_that_waits(): assert 2\n"
     )
     return tmp_path
 
 
-def in_two(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return run(TESTS / "in_two.py", *options, cwd=folder)
+def in_lanes(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return run(TESTS / "lanes.py", "-p", "xdist.plugin", *options, cwd=folder)
 
 
-def test_both_halves_run_and_are_shown(halves: Path) -> None:
-    done = in_two(halves)
+def test_every_lane_runs_and_is_shown(lanes: Path) -> None:
+    done = in_lanes(lanes)
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("1 passed, 2 deselected") == 3
+    assert done.stdout.count("1 passed") == 3
 
 
-@pytest.mark.parametrize(
-    "half", ["test_of_a_cluster(): pass", "test_of_others(): assert 1", "test_of_many(): assert 2"]
-)
-def test_a_failure_in_either_half_fails_the_run(halves: Path, half: str) -> None:
-    path = halves / "test_halves.py"
-    path.write_text(path.read_text().replace(half, half.partition(":")[0] + ": assert 0"))
-    done = in_two(halves)
+@pytest.mark.parametrize(("file", "check"), [(CLUSTER, "assert 3"), (OTHERS, "assert 1"), (OTHERS, "assert 2")])
+def test_a_failure_in_any_lane_fails_the_run(lanes: Path, file: Path, check: str) -> None:
+    path = lanes / file
+    path.write_text(path.read_text().replace(check, "assert 0"))
+    done = in_lanes(lanes)
     assert done.returncode == 1, done.stdout
-    assert done.stdout.count("1 passed, 2 deselected") == 2
+    assert done.stdout.count("1 passed") == 2
 
 
-def test_nothing_chosen_is_no_success(halves: Path) -> None:
-    assert in_two(halves, "-k", "nothing_is_called_so").returncode == 5
-    assert in_two(halves, "-k", "of_others").returncode == 0
+def test_nothing_chosen_is_no_success(lanes: Path) -> None:
+    assert in_lanes(lanes, "-k", "nothing_is_called_so").returncode == 5
+    assert in_lanes(lanes, "-k", "of_others").returncode == 0
+
+
+def test_no_test_begins_after_the_time_and_the_rest_is_counted(suite: Path) -> None:
+    (suite / "test_it.py").write_text("def test_one(): pass\ndef test_two(): pass\n")
+    done = pytest_in(suite, "--within", "0")
+    assert "2 tests were not reached in 0 s" in done.stdout
+    assert "2 passed" in pytest_in(suite, "--within", "60").stdout
+
+
+def test_tests_are_as_near_as_their_shortest_way_of_imports() -> None:
+    graph = {"a": {"os"}, "b": {"a"}, "test_b": {"b"}, "test_a": {"a", "b"}, "test_c": {"os"}}
+    files = {name: f"tests/{name}.py" for name in graph}
+    assert nearest({"a"}, graph, files) == ["tests/test_a.py", "tests/test_b.py"]
+    assert nearest({"test_c"}, graph, files) == ["tests/test_c.py"]
+    assert nearest({"gone"}, graph, files) == []

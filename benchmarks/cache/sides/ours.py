@@ -11,8 +11,8 @@ from benchmarks.cache.order import batches
 from benchmarks.cache.sides.base import Side
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
-from deeplink.cache.store import Store
-from deeplink.config import Config, load_config
+from deeplink.cache.store.store import Store
+from deeplink.core.config import Config, load_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

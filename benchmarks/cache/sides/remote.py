@@ -52,7 +52,7 @@ class Ours(Remote):
     @override
     def connect(self, host: str, port: int, packed: Path) -> None:
         from deeplink.cache.reader import Reader  # noqa: PLC0415 - the peers' environment lacks what it needs
-        from deeplink.config import Config  # noqa: PLC0415 - as above
+        from deeplink.core.config import Config  # noqa: PLC0415 - as above
 
         self.reader = Reader.open(
             "bench",

@@ -16,14 +16,14 @@ import deeplink
 from benchmarks.cache.order import BATCH
 from benchmarks.cache.sides.base import read_file
 from deeplink.data import Order, Prefetcher, ResumableSampler
-from deeplink.packed import loader
+from deeplink.data.shared_batches import loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from benchmarks.cache.sides.base import Batches
-    from deeplink.config import Config
-    from deeplink.packed import PackedBatch
+    from deeplink.core.config import Config
+    from deeplink.data.shared_batches import PackedBatch
 
 DECODED_BATCH = 32
 

@@ -1,1 +1,4 @@
-"""Readers of what tells a topology, one module for each format; pure: text in, graph and findings out."""
+"""Readers of what tells a topology, one module for each format; pure: text in, graph and findings out.
+
+Other packages import: `assemble`, `document`, `gathering`, `nvidia`, `slurm_topology`.
+"""

@@ -1,4 +1,4 @@
-"""What readers share: names that nobody vouches for, and a graph in the making with what was wrong on the way."""
+"""What readers share: names from outside, and a graph in the making with what was wrong on the way."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from deeplink.errors import DeepLinkError
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.text import counted
 from deeplink.scheduler.slurm.nodeset import at_most, unfold
-from deeplink.scheduler.topology.finding import TopologyFinding, TopologyFindingKind
-from deeplink.scheduler.topology.network import Cable, FabricLink, Network, Node, Other, Switch
-from deeplink.text import counted
+from deeplink.scheduler.topology.network import Cable, FabricLink, Network, Node, Other, Switch, TopologyCheck
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from deeplink.types import NodeName
+    from deeplink.core.finding import Finding
+    from deeplink.core.types import NodeName
 
-MOST_NAMES = 65_533
-"""Names in one set: as many nodes as Slurm can have (MAX_SLURM_NODES of slurm.h is 65533)."""
+
+MOST_NAMES = 65_533  # names in one set: as many nodes as Slurm can have (MAX_SLURM_NODES of slurm.h is 65533)
 MOST_IN_ALL = 16 * MOST_NAMES
 """Names, and cables that are not written one by one, in one text: a few letters can stand for all of one set."""
-MOST_LEVEL = 63
-"""Of switches; a fabric has a handful."""
+MOST_LEVEL = 63  # of switches; a fabric has a handful
 _MOST_LETTERS = 255  # of a host name: RFC 1123, section 2.1
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 _SHOWN = 60
@@ -34,7 +33,7 @@ class Reading:
     """What a reader made of a text."""
 
     network: Network
-    findings: tuple[TopologyFinding, ...]
+    findings: tuple[Finding, ...]
 
 
 def is_name(text: str) -> bool:
@@ -43,7 +42,7 @@ def is_name(text: str) -> bool:
 
 
 def short(text: str) -> str:
-    """Return a text that somebody wrote, cut to what a message can hold."""
+    """Return a text from outside, cut to what a message can hold."""
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
 
@@ -67,11 +66,7 @@ def without_domains(names: Iterable[str]) -> dict[str, str]:
 
 
 def heights(below: Mapping[str, Sequence[str]]) -> tuple[dict[str, int], list[str]]:
-    """Return each switch's level, 0 for one with nothing below, and those that are above themselves.
-
-    >>> heights({"core": ["a", "b"], "a": ["x"], "b": [], "x": []})
-    ({'b': 0, 'x': 0, 'core': 2, 'a': 1}, [])
-    """
+    """Return each switch's level, 0 for one with nothing below, and those that are above themselves."""
     above: dict[str, list[str]] = {}
     missing = dict.fromkeys(below, 0)
     for name, children in below.items():
@@ -100,20 +95,38 @@ class GraphBuilder:
     switches: dict[str, Switch] = field(default_factory=dict)
     cables: dict[tuple[str, str, bool], list[Cable]] = field(default_factory=dict)
     others: list[Other] = field(default_factory=list)
-    findings: list[TopologyFinding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     _spent: int = 0
 
-    def say(self, kind: TopologyFindingKind, text: str, line: int = 0) -> None:
+    def say(self, check: TopologyCheck, text: str, line: int = 0) -> None:
         """Note something about a line (0: about the whole source)."""
-        self.findings.append(TopologyFinding(kind, text, self.source, line))
+        self.findings.append(check.finding(text, self.source, line))
+
+    def unreadable(self, text: str, line: int = 0) -> None:
+        """Note that something was passed over."""
+        self.say(TopologyCheck.UNREADABLE, text, line)
+
+    def duplicate(self, text: str, line: int) -> None:
+        """Note that something is there twice."""
+        self.say(TopologyCheck.DUPLICATE, text, line)
+
+    def levels_of(
+        self, below: Mapping[str, Sequence[str]], lines: Mapping[str, int]
+    ) -> tuple[dict[str, int], list[str]]:
+        """Return each switch's level, and those that are above themselves: that is noted, and the loop is cut."""
+        levels, looped = heights(below)
+        for name in looped:
+            self.unreadable(f"switch {name} is above itself, or above one that is", lines.get(name, 0))
+        for name in looped:
+            # Its children that have a level stay.
+            levels[name] = 1 + max((levels[child] for child in below[name] if child not in looped), default=-1)
+        return levels, looped
 
     def affordable(self, text: str, line: int) -> bool:
         """Tell whether a set of names may be unfolded; where it is too many that is noted."""
         count = at_most(text)
         if count > MOST_NAMES:
-            self.say(
-                TopologyFindingKind.UNREADABLE, f"{short(text)} is more than {counted(MOST_NAMES, 'name')}", line
-            )
+            self.unreadable(f"{short(text)} is more than {counted(MOST_NAMES, 'name')}", line)
             return False
         return self.afford(count, line)
 
@@ -121,7 +134,7 @@ class GraphBuilder:
         """Count what a few letters stand for; where it comes to too many in all that is noted, and False."""
         if self._spent + count > MOST_IN_ALL:
             text = f"with this the text stands for more than {MOST_IN_ALL:,} names and cables; it is passed over"
-            self.say(TopologyFindingKind.UNREADABLE, text, line)
+            self.unreadable(text, line)
             return False
         self._spent += count
         return True
@@ -133,14 +146,12 @@ class GraphBuilder:
                 return ()
             found = unfold(text)
         except (DeepLinkError, ValueError) as problem:  # ValueError: a number of thousands of digits
-            self.say(
-                TopologyFindingKind.UNREADABLE, f"{short(text)} is no set of names: {str(problem)[-120:]}", line
-            )
+            self.unreadable(f"{short(text)} is no set of names: {str(problem)[-120:]}", line)
             return ()
         good = tuple(name for name in found if is_name(name))
         if len(good) < len(found):
             bad = next(name for name in found if not is_name(name))
-            self.say(TopologyFindingKind.UNREADABLE, f"{short(bad)} is no name", line)
+            self.unreadable(f"{short(bad)} is no name", line)
         return good
 
     def connect(self, below: str, above: str, *, host: bool, cables: Iterable[Cable]) -> None:
@@ -161,5 +172,36 @@ class GraphBuilder:
         too_high = sum(switch.level > MOST_LEVEL for switch in self.switches.values())
         if too_high:
             text = f"switches above level {MOST_LEVEL} ({too_high:,} of {len(switches):,}) count as on it"
-            findings[TopologyFinding(TopologyFindingKind.TAKEN, text, self.source)] = None
+            findings[TopologyCheck.TAKEN.finding(text, self.source)] = None
         return Reading(Network(dict(self.nodes), switches, links, tuple(self.others)), tuple(findings))
+
+
+def read_names(text: str, source: str) -> Reading:
+    """Read names of nodes, folded or not, on one line or many; `#` begins a comment."""
+    gathering = GraphBuilder(source)
+    lines: dict[NodeName, int] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        for word in line.partition("#")[0].split():
+            again: dict[int, list[NodeName]] = {}
+            for name in gathering.names(word.strip(","), number):
+                if lines.setdefault(name, number) != number:
+                    again.setdefault(lines[name], []).append(name)
+            for earlier, names in again.items():
+                text = f"{names[0]} is" if len(names) == 1 else f"{counted(len(names), 'name')} of it are"
+                gathering.duplicate(f"{text} also on line {earlier}", number)
+    return _flat(gathering, lines)
+
+
+def read_node_names(names: Iterable[NodeName], source: str) -> Reading:
+    """Make the graph of nodes of which nothing but the names is known."""
+    return _flat(GraphBuilder(source), names)
+
+
+def _flat(gathering: GraphBuilder, names: Iterable[NodeName]) -> Reading:
+    gathering.nodes.update({name: Node(name) for name in names})
+    if gathering.nodes:
+        gathering.say(
+            TopologyCheck.FLAT,
+            f"{counted(len(gathering.nodes), 'node')} without a topology: all count as neighbours",
+        )
+    return gathering.reading()

@@ -12,26 +12,37 @@ each host sets for itself (usually `HOST HCA-1` or `HOST mlx5_0`) or has not set
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.topology.finding import TopologyFindingKind
-from deeplink.scheduler.topology.network import Cable, End, Node, Other, Role, Switch
-from deeplink.scheduler.topology.sources.adapters import UNSET, AdapterHost, family, host_of, most_common
+from deeplink.core.text import counted, listed
+from deeplink.core.types import NodeName
+from deeplink.scheduler.topology.network import Cable, End, Node, Other, Role, Switch, TopologyCheck
 from deeplink.scheduler.topology.sources.gathering import GraphBuilder, Reading, is_name, short, without_domains
-from deeplink.text import counted, listed
-from deeplink.types import NodeName
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+
+_ADAPTER = re.compile(r"(?:HCA-|mlx\d+_|ib|hfi\d+_|irdma|bnxt_re)\w*", re.ASCII)
+UNSET = re.compile(r"MT\d+\b|.*Mellanox Technologies|Quantum\b|\(none\)|Node GUID", re.ASCII)
+"""A description that firmware or a driver gives where no host has set one."""
+_ALONE = re.compile(r"(?:HCA-|mlx\d+_|hfi\d+_)\d+", re.ASCII)  # an adapter without its host
+# Set by an installer, not by a site.
+_ANYBODY = {"localhost", "ubuntu", "debian", "centos", "rocky", "host", "node"}
+_STORAGE = {
+    "storage", "stor", "oss", "mds", "mgs", "ost", "nsd", "gpfs", "lustre", "beegfs", "bee", "weka", "vast",
+    "ceph", "nfs", "daos", "ddn",
+}  # fmt: skip
+_MANAGEMENT = {"ufm", "cufm", "mgmt", "opensm"}
 LANE_GBPS = {
     "SDR": 2.0, "DDR": 4.0, "QDR": 8.0, "FDR10": 10.0, "FDR": 13.64, "EDR": 25.0, "HDR": 50.0, "NDR": 100.0,
     "XDR": 200.0,
 }  # fmt: skip
 """Data rate of one lane, Gb/s, after line coding: the InfiniBand Trade Association's roadmap and specification
 (8b/10b for SDR to QDR, 64b/66b from FDR10 on, rounded as there)."""
-
 _ID = r'"([SHR])-([0-9a-fA-F]{1,16})"'
 _BEHIND = r"(?:\[ext \d+\])?(?:\([0-9a-fA-Fx]*\))?"  # an extended port's number, a GUID
 _DEVICE = re.compile(rf'(?:Switch|Ca|Rt)\s+\d+\s+{_ID}\s*(?:#\s*(?:"([^"]*)")?.*)?', re.ASCII)
@@ -41,6 +52,48 @@ _RATE = re.compile(r"\b(\d{1,2})x([A-Z]+(?:10)?)\b", re.ASCII)
 _ENOUGH = 3
 """So many hosts of one kind must have a slower port of one name before it is taken for a network of its own, and
 not for a bad cable."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterHost:
+    """An adapter: whose, which, and what for."""
+
+    name: str
+    label: str
+    role: Role
+
+
+def host_of(said: str, storage: tuple[str, ...]) -> AdapterHost:
+    """Return whose an adapter is, from its description: `gpu-01 mlx5_5`, `oss3 HCA-1`, `MT4129 ConnectX7 ...`."""
+    if "aggregation node" in said.casefold():
+        return AdapterHost(said, "", Role.AGGREGATION)
+    words = said.split()
+    name, label = (words[0], "-".join(words[1:])) if words else ("", "")
+    if any(fnmatchcase(said, pattern) for pattern in storage):
+        return AdapterHost(name, label, Role.STORAGE)
+    known = not label or _ADAPTER.fullmatch(label) or "stor" in label.casefold()
+    plain = is_name(name) and not _ALONE.fullmatch(name) and not words[2:] and known  # a host and its adapter
+    if not plain or UNSET.match(said) or name.partition(".")[0].casefold() in _ANYBODY:
+        return AdapterHost(said or "(no description)", "", Role.UNNAMED)
+    tokens = set(re.findall(r"[a-z]+", name.casefold()))
+    if tokens & _MANAGEMENT:
+        return AdapterHost(name, label, Role.MANAGEMENT)
+    if tokens & _STORAGE or "stor" in label.casefold():
+        return AdapterHost(name, label, Role.STORAGE)
+    return AdapterHost(name, label, Role.COMPUTE)
+
+
+def family(name: str) -> str:
+    """Return what the names of like hosts have in common: `a#-p#-dgx-#` of `a08-p1-dgx-04`."""
+    return re.sub(r"[0-9]+", "#", name)
+
+
+def most_common(rates: Iterable[float]) -> float:
+    """Return the most common of some rates; of equally common ones the highest."""
+    counts = Counter(rates)
+    return max(counts, key=lambda gbps: (counts[gbps], gbps))
+
+
 Key = tuple[str, int]  # "S" for a switch, "H" for an adapter, "R" for a router; its GUID
 
 
@@ -69,11 +122,7 @@ class _Fabric:
 
 
 def rate(text: str) -> float | None:
-    """Return the data rate in Gb/s that a text ends in; None where there is none that is known.
-
-    >>> rate('"leaf-01" lid 73 4xNDR'), rate("1xHDR"), rate("4x???")
-    (400.0, 50.0, None)
-    """
+    """Return the data rate in Gb/s that a text such as `lid 73 4xNDR` ends in; None where none is known."""
     found = _RATE.findall(text)
     if not found or found[-1][1] not in LANE_GBPS:
         return None
@@ -87,11 +136,6 @@ def read_ibnetdiscover(text: str, source: str, *, storage: Iterable[str] = ()) -
     Storage is told from compute by name (of the host, or in the adapter's) and by rate: where most hosts of a kind
     have a port of one name that is slower than their others, it is on another network. UFM and subnet managers,
     SHARP's aggregation nodes and adapters without a name of their own are no nodes either.
-
-    Args:
-        text: the output.
-        source: where it was read, for messages.
-        storage: besides: patterns (as the shell's) of the descriptions of adapters that are storage's.
     """
     gathering = GraphBuilder(source)
     fabric = _parsed(text, gathering)
@@ -120,21 +164,17 @@ def _parsed(text: str, gathering: GraphBuilder) -> _Fabric:
             current = None if key in fabric.devices else key
             if current is None:
                 earlier = fabric.devices[key].line
-                gathering.say(
-                    TopologyFindingKind.DUPLICATE,
-                    f"device {device[1]}-{device[2]} is also on line {earlier}",
-                    number,
-                )
+                gathering.duplicate(f"device {device[1]}-{device[2]} is also on line {earlier}", number)
             else:
                 fabric.devices[key] = _Device(key, device[3] or "", number)
         elif port and current:
             _port(fabric, gathering, current, port, number)
         elif not port:
-            gathering.say(TopologyFindingKind.UNREADABLE, f"{short(line)} is no device and no port", number)
+            gathering.unreadable(f"{short(line)} is no device and no port", number)
             # It may have been the head of a device: no port that follows may go to the device before.
             current = current if line.startswith("[") else None
         elif not fabric.devices:
-            gathering.say(TopologyFindingKind.UNREADABLE, "a port before any device", number)
+            gathering.unreadable("a port before any device", number)
     return fabric
 
 
@@ -142,16 +182,14 @@ def _port(fabric: _Fabric, gathering: GraphBuilder, key: Key, found: re.Match[st
     port, peer, peer_port, comment = found[1], (found[2], int(found[3], 16)), found[4], found[5] or ""
     if (key, port) in fabric.ports:
         earlier = fabric.ports[key, port].line
-        gathering.say(TopologyFindingKind.DUPLICATE, f"port {port} is also on line {earlier}", line)
+        gathering.duplicate(f"port {port} is also on line {earlier}", line)
         return
     fabric.ports[key, port] = _Told(peer, peer_port, rate(comment), line)
     if peer not in fabric.heard_of:
         quoted = re.search(r'"([^"]*)"', comment)
         fabric.heard_of[peer] = _Device(peer, quoted[1] if quoted else "", line)
     if "x" in comment and rate(comment) is None and re.search(r"\dx\S", comment):
-        gathering.say(
-            TopologyFindingKind.UNREADABLE, f"{short(comment.split()[-1])} is no rate that is known", line
-        )
+        gathering.unreadable(f"{short(comment.split()[-1])} is no rate that is known", line)
 
 
 def _everyone(fabric: _Fabric) -> dict[Key, _Device]:
@@ -180,9 +218,7 @@ def _say_who_is_called_alike(fabric: _Fabric, hosts: Mapping[Key, AdapterHost], 
         other = first.setdefault((host.name, host.label), key)
         if other != key:
             text = f"adapter {host.name} {host.label} ({key[1]:x}) is called as that of line {devices[other].line}"
-            gathering.say(
-                TopologyFindingKind.DUPLICATE, f"{text}: two hosts with one name count as one", devices[key].line
-            )
+            gathering.duplicate(f"{text}: two hosts with one name count as one", devices[key].line)
 
 
 def _slow_ones_apart(fabric: _Fabric, hosts: dict[Key, AdapterHost]) -> dict[Key, AdapterHost]:
@@ -232,10 +268,7 @@ def _switch_names(fabric: _Fabric) -> dict[Key, str]:
 
 
 def _levels(fabric: _Fabric, hosts: Mapping[Key, AdapterHost]) -> dict[Key, int]:
-    """Tell each switch's level: its distance from the nearest switch with compute nodes.
-
-    A switch that has only storage, and none with compute nodes beside it, is a leaf of its own.
-    """
+    """Return each switch's distance from the nearest with compute nodes; storage by itself is a leaf."""
     switches = [key for key in _everyone(fabric) if key[0] == "S"]
     beside: dict[Key, set[Key]] = {key: set() for key in switches}
     roles: dict[Key, set[Role]] = {key: set() for key in switches}
@@ -272,7 +305,7 @@ def _connect(
             continue  # told from there already
         if back is not None and not agreed:
             text = f"port {port} says it is connected to what line {back.line} says is connected elsewhere"
-            gathering.say(TopologyFindingKind.UNREADABLE, text, told.line)
+            gathering.unreadable(text, told.line)
             if (told.peer, told.peer_port) < (key, port):
                 continue
         here = End(port, told.gbps)
@@ -293,7 +326,7 @@ def _cable(
 ) -> None:
     if one[0] in sight.names and other[0] in sight.names:
         if one[0] == other[0]:
-            gathering.say(TopologyFindingKind.UNREADABLE, "a cable from a switch to itself", line)
+            gathering.unreadable("a cable from a switch to itself", line)
             return
         low, high = sorted((one, other), key=lambda end: (sight.levels[end[0]], sight.names[end[0]]))
         cable = Cable(lower=low[1], upper=high[1])
@@ -301,7 +334,7 @@ def _cable(
         return
     low, high = (one, other) if other[0] in sight.names else (other, one)
     if high[0] not in sight.names or low[0] == high[0]:
-        gathering.say(TopologyFindingKind.UNREADABLE, "a cable between two hosts", line)
+        gathering.unreadable("a cable between two hosts", line)
         return
     host, switch = sight.hosts[low[0]], sight.names[high[0]]
     if host.role is Role.COMPUTE:
@@ -317,9 +350,9 @@ def _cable(
 
 def _say_who_is_apart(gathering: GraphBuilder) -> None:
     for role, kind in (
-        (Role.UNNAMED, TopologyFindingKind.UNNAMED),
-        (Role.STORAGE, TopologyFindingKind.APART),
-        (Role.MANAGEMENT, TopologyFindingKind.APART),
+        (Role.UNNAMED, TopologyCheck.UNNAMED),
+        (Role.STORAGE, TopologyCheck.APART),
+        (Role.MANAGEMENT, TopologyCheck.APART),
     ):
         found = [other for other in gathering.others if other.role is role]
         if found:
@@ -329,9 +362,8 @@ def _say_who_is_apart(gathering: GraphBuilder) -> None:
     engines = sum(other.role is Role.AGGREGATION for other in gathering.others)
     if engines:
         gathering.say(
-            TopologyFindingKind.APART,
-            f"{counted(engines, 'aggregation node')} (SHARP) inside the switches are no hosts",
+            TopologyCheck.APART, f"{counted(engines, 'aggregation node')} (SHARP) inside the switches are no hosts"
         )
     ports = sum(cable.role is Role.STORAGE for cables in gathering.cables.values() for cable in cables)
     if ports:
-        gathering.say(TopologyFindingKind.APART, f"{counted(ports, 'port')} of compute nodes lead to storage")
+        gathering.say(TopologyCheck.APART, f"{counted(ports, 'port')} of compute nodes lead to storage")

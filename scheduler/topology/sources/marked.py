@@ -9,7 +9,10 @@ from typing import Any
 
 import yaml
 
-from deeplink.errors import DeepLinkError
+from deeplink.core.errors import DeepLinkError
+
+_NOTHING = "tag:yaml.org,2002:null"
+_MOST_VALUES = 2_000_000  # a minute's worth of reading for the loader; JSON is read without this bound, and faster
 
 
 class MarkedTextError(DeepLinkError):
@@ -22,15 +25,11 @@ class MarkedTextError(DeepLinkError):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One value: a text (every scalar is one here: the node `0101` is no number), a list or a mapping.
-
-    Attributes:
-        line: where it begins, from 1.
-        twice: the keys of a mapping that were there already, and their lines; the first counts.
-    """
+    """One value: a text (every scalar is one here: the node `0101` is no number), a list or a mapping."""
 
     value: str | list[Item] | dict[str, Item]
-    line: int
+    line: int  # where it begins, from 1
+    # the keys of a mapping that were there already, and their lines; the first counts
     twice: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -52,11 +51,7 @@ class Item:
 
 
 def from_yaml(text: str) -> Item:
-    """Read one YAML document.
-
-    Raises:
-        MarkedTextError: it is none.
-    """
+    """Read one YAML document."""
     # Composed, not constructed: tags, dates and numbers mean nothing here, and nothing is expanded. The loader in
     # Python, not in C: that one ends the process where brackets are nested too deep.
     try:
@@ -71,10 +66,6 @@ def from_yaml(text: str) -> Item:
         raise MarkedTextError(said, mark.line + 1 if mark else 0) from problem
     except (yaml.YAMLError, ValueError, RecursionError) as problem:
         raise MarkedTextError(str(problem).partition("\n")[0], 0) from problem
-
-
-_NOTHING = "tag:yaml.org,2002:null"
-_MOST_VALUES = 2_000_000  # a minute's worth of reading for the loader; JSON is read without this bound, and faster
 
 
 def _item(node: Any, done: dict[int, tuple[Item, int] | None]) -> tuple[Item, int]:
@@ -116,11 +107,7 @@ def _key(node: Any) -> str:
 
 
 def from_json(text: str) -> Item:
-    """Read a JSON text.
-
-    Raises:
-        MarkedTextError: it is none.
-    """
+    """Read a JSON text."""
     try:
         return _Marking(text).read()
     except json.JSONDecodeError as problem:

@@ -4,18 +4,98 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deeplink.config import WHOLE, ConfigError
-from deeplink.scheduler.watch.notify.news import Gravity, NewsFilter
-from deeplink.scheduler.watch.notify.pacing import ChannelRate
-from deeplink.scheduler.watch.records import IncidentKind
+from deeplink.core.config import WHOLE, ConfigError
+from deeplink.scheduler.journal.incident_json import Gravity, NewsFilter, gravity
+from deeplink.scheduler.recovery.records import IncidentKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from deeplink.scheduler.journal.incident_json import IncidentNews
+
+# Which news goes out now, in one message, and what waits to be gathered. Pure: time is passed in.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelRate:
+    """How much one channel is told."""
+
+    burst: int = 10  # messages that may go out at once
+    every_s: float = 60.0  # seconds until one more may
+    flaps: int = 4  # after so many messages about a node within `window_s` its news wait until that is over
+    window_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What to do now."""
+
+    batch: tuple[IncidentNews, ...] = ()  # news for one message; none: nothing may go out now
+    wait_s: float | None = None  # until that changes by itself; None: never, without other news
+
+
+@dataclass(slots=True)
+class Pacer:
+    """Keeps account of what one channel was told lately."""
+
+    pace: ChannelRate
+    _tokens: float = field(init=False)
+    _at: float | None = None
+    _told: deque[tuple[float, str]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        """Begin with all messages of a burst."""
+        self._tokens = float(self.pace.burst)
+
+    def turn(self, waiting: Sequence[IncidentNews], now: float) -> Turn:
+        """Return what goes out of the news that wait, which are in order; `now` is monotonic."""
+        self._pass(now)
+        held = self._flapping(now)
+        free = [news for news in waiting if news.incident.node not in held or _urgent(news)]
+        if not free:
+            waits = [held[news.incident.node] for news in waiting if news.incident.node]
+            return Turn(wait_s=min(waits, default=None))
+        if self._tokens < 1.0:
+            return Turn(wait_s=(1.0 - self._tokens) * self.pace.every_s)
+        if len(free) > self._tokens:
+            return Turn(batch=tuple(free))
+        node = free[0].incident.node
+        return Turn(batch=tuple(free[:1]) if node is None else tuple(n for n in free if n.incident.node == node))
+
+    def sent(self, batch: Sequence[IncidentNews], now: float) -> None:
+        """Note that a message went out."""
+        self._pass(now)
+        self._tokens = max(0.0, self._tokens - 1.0)
+        self._told.extend((now, node) for node in {news.incident.node for news in batch if news.incident.node})
+
+    def _pass(self, now: float) -> None:
+        if self._at is not None:
+            more = max(0.0, now - self._at) / self.pace.every_s
+            self._tokens = min(float(self.pace.burst), self._tokens + more)
+        self._at = now
+        while self._told and now - self._told[0][0] >= self.pace.window_s:
+            self._told.popleft()
+
+    def _flapping(self, now: float) -> dict[str | None, float]:
+        """Nodes that flap, and for how many seconds more their news are held."""
+        counts = Counter(node for _, node in self._told)
+        held: dict[str | None, float] = {}
+        for at, node in self._told:
+            # Until the newest messages alone are too few to make a node one that flaps.
+            if counts[node] >= self.pace.flaps:
+                held[node] = at + self.pace.window_s - now
+                counts[node] -= 1
+        return held
+
+
+def _urgent(news: IncidentNews) -> bool:
+    return gravity(news.incident) is Gravity.CRITICAL
+
 
 MOST_CHANNELS = 16
 LONGEST_TIMEOUT_S = 60.0
@@ -60,28 +140,18 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channel:
-    """One place messages go to.
+    """One place messages go to."""
 
-    Attributes:
-        name: what journal, metrics and log call it.
-        heartbeat: it is called every so often while all is well, and told of no incident.
-        timeout_s: bound on one try.
-    """
-
-    name: str
+    name: str  # what journal, metrics and log call it
     way: Webhook | Email | Program
     wanted: NewsFilter = field(default_factory=NewsFilter)
     pace: ChannelRate = field(default_factory=ChannelRate)
-    heartbeat: bool = False
-    timeout_s: float = 10.0
+    heartbeat: bool = False  # it is called every so often while all is well, and told about no incident
+    timeout_s: float = 10.0  # bound on one try
 
 
 def load_channels(path: Path) -> tuple[Channel, ...]:
-    """Return the channels that a file names.
-
-    Raises:
-        ConfigError: it cannot be read, is no TOML, or a channel in it cannot be used; it names the key.
-    """
+    """Return the channels that a file names."""
     try:
         with path.open("rb") as file:
             tables = tomllib.loads(file.read(LARGEST_FILE).decode())

@@ -6,6 +6,7 @@ that is killed goes on where it was, and what was told is not told again (unless
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
@@ -13,30 +14,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.watch.journal import JournalError
-from deeplink.scheduler.watch.notify.delivery import NotSentError
-from deeplink.scheduler.watch.notify.delivery_queue import sender
-from deeplink.scheduler.watch.notify.message import message
-from deeplink.scheduler.watch.notify.pacing import Pacer, Turn
+from deeplink.core.errors import DeepLinkError
+from deeplink.scheduler.journal.journal import JournalError
+from deeplink.scheduler.watch.notify.channels import Pacer, Turn
+from deeplink.scheduler.watch.notify.delivery import Notification, NotSentError, message, sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from deeplink.clock import Clock
-    from deeplink.metrics import WatchMetrics
-    from deeplink.scheduler.watch.journal import Journal
+    from deeplink.core.clock import Clock
+    from deeplink.core.metrics import WatchMetrics
+    from deeplink.scheduler.journal.incident_json import IncidentNews
+    from deeplink.scheduler.journal.journal import Journal
     from deeplink.scheduler.watch.notify.channels import Channel
-    from deeplink.scheduler.watch.notify.message import Notification
-    from deeplink.scheduler.watch.notify.news import IncidentNews
+
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 15.0
-"""A channel looks for news so often even when nobody says that there is some."""
+LOOK_S = 15.0  # a channel looks for news so often even when no one says that there is some
 LONGEST_PAUSE_S = 60.0
-GIVE_UP_S = 3_600.0
-"""News that could not be told for so long are not told any more."""
+GIVE_UP_S = 3_600.0  # news that could not be told for so long are not told any more
 MOST_NEWS = 500
 CLOSE_S = 2.0
 
@@ -45,12 +42,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True, kw_only=True)
 class Teller:
-    """Tells one channel. One thread only; `tell` is one round.
-
-    Args:
-        send: one try; raises NotSentError.
-        host: what the watchdog's machine is called in messages.
-    """
+    """Tells one channel. One thread only; `tell` is one round."""
 
     channel: Channel
     journal: Journal
@@ -89,7 +81,7 @@ class Teller:
             self._try(turn.batch)
 
     def _waiting(self) -> list[IncidentNews]:
-        """News to be told, in order; what the channel does not want, or nobody can tell it, is struck off."""
+        """News to be told, in order; what the channel does not want, or no one can tell it, is struck off."""
         now = self.clock.monotonic()
         found = [
             news
@@ -212,11 +204,7 @@ class Notifier:
 def notifying(
     channels: Sequence[Channel], journal: Journal, clock: Clock, metrics: WatchMetrics, host: str
 ) -> Iterator[Notifier]:
-    """Tell the channels of incidents in `journal` that begin or change from now on, until the end of the block.
-
-    Raises:
-        JournalError: the journal cannot be written.
-    """
+    """Tell the channels of incidents in `journal` that begin or change from now on, until the end of the block."""
     tellers = [
         Teller(channel=channel, journal=journal, send=sender(channel), clock=clock, metrics=metrics, host=host)
         for channel in channels
@@ -232,3 +220,125 @@ def notifying(
         yield notifier
     finally:
         notifier.close()
+
+
+# Whether the watchdog itself is well: its loop goes round, its journal takes writes, its channels take
+# messages.
+
+
+BEAT_S = 10.0
+CALL_S = 60.0
+LOOP_LATE_S = 30.0
+CHANNEL_LATE_S = 300.0
+DEADMAN_CLOSE_S = 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class DeadmanSwitch:
+    """One round each BEAT_S: writes to the journal, judges, calls. One thread only."""
+
+    journal: Journal
+    clock: Clock
+    metrics: WatchMetrics
+    channels: Sequence[str]
+    calls: Sequence[tuple[str, Callable[[Notification], None]]]
+    host: str
+    _called: float = field(default=float("-inf"))
+    _failing: set[str] = field(default_factory=set)
+    _wrong: str = ""
+    _full: bool = False
+
+    def beat(self) -> None:
+        """Go round once."""
+        self.write()
+        if self.clock.monotonic() - self._called < CALL_S:
+            return
+        wrong, before = self.trouble(), self._wrong
+        self._wrong = wrong
+        if wrong:
+            if wrong != before:
+                log.warning("%s", wrong)
+            return
+        self._called = self.clock.monotonic()
+        for name, call in self.calls:
+            self._call(name, call)
+
+    def write(self) -> None:
+        """Find out whether the journal takes writes."""
+        try:
+            self.journal.beat(self.host, self.clock.unix())
+        except DeepLinkError as problem:
+            if not self._full:  # once for each time that it fails
+                log.warning("%s", problem)
+            self._full = True
+        else:
+            self._full = False
+            self.metrics.journal_time.set(self.clock.unix())
+
+    def trouble(self) -> str:
+        """Return what stands still, in words; empty while all is well."""
+        now = self.clock.unix()
+        late = []
+        if now - self._value("deeplink_watch_loop_time_seconds") > LOOP_LATE_S:
+            late.append("the loop")
+        if now - self._value("deeplink_watch_journal_time_seconds") > LOOP_LATE_S:
+            late.append("the journal")
+        late += [
+            f"channel {name}"
+            for name in self.channels
+            if now - self._value("deeplink_watch_notify_time_seconds", channel=name) > CHANNEL_LATE_S
+        ]
+        return f"not well, and no heartbeat is sent: {', '.join(late)} stood still" if late else ""
+
+    def _value(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    def _call(self, name: str, call: Callable[[Notification], None]) -> None:
+        try:
+            call(self._message())
+        except NotSentError as problem:
+            self.metrics.notify_messages.labels(name, "failed").inc()
+            if name not in self._failing:
+                log.warning("%s", problem)
+            self._failing.add(name)
+        else:
+            self.metrics.notify_messages.labels(name, "sent").inc()
+            self._failing.discard(name)
+
+    def _message(self) -> Notification:
+        now = self.clock.unix()
+        text = f"deeplink watch on {self.host} is well, {time.strftime('%H:%M:%S', time.localtime(now))}"
+        name = hashlib.sha256(f"{self.host} {now}".encode()).hexdigest()[:32]
+        return Notification(name, text, text, {"id": name, "text": text, "host": self.host, "unix": now})
+
+
+@contextmanager
+def beating(
+    channels: Sequence[Channel], journal: Journal, clock: Clock, metrics: WatchMetrics, host: str
+) -> Iterator[None]:
+    """Keep the journal's metric true, and call the heartbeat channels, until the end of the block."""
+    pulse = DeadmanSwitch(
+        journal=journal,
+        clock=clock,
+        metrics=metrics,
+        channels=[channel.name for channel in channels if not channel.heartbeat],
+        calls=[(channel.name, sender(channel)) for channel in channels if channel.heartbeat],
+        host=host,
+    )
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(BEAT_S):  # first the loop has to come round
+            try:
+                pulse.beat()
+            except Exception:
+                log.exception("the watchdog's pulse")
+
+    pulse.write()
+    thread = threading.Thread(target=run, name="deeplink-pulse", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(DEADMAN_CLOSE_S)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from deeplink import checkpoint_replicas, wire
-from deeplink.clock import SystemClock
-from deeplink.config import Config
+from deeplink.agent import checkpoint_replicas
+from deeplink.core.clock import SystemClock
+from deeplink.core.config import Config
+from deeplink.core.types import Member, NodeName, format_members
+from deeplink.rpc import channel
+from deeplink.rpc.tokens import new_token, write_token
 from deeplink.scheduler.node.servicer import Bulletin
-from deeplink.tokens import new_token, write_token
-from deeplink.types import Member, NodeName, format_members
 from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from deeplink.types import Attempt
+    from deeplink.core.types import Attempt
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Nodes:
     count: int = 4
     config: Config = field(default_factory=Config)
     token: str = field(default_factory=new_token)
-    servers: dict[str, wire.BoundServer] = field(default_factory=dict)
+    servers: dict[str, channel.BoundServer] = field(default_factory=dict)
     bulletins: dict[str, Bulletin] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,14 +62,14 @@ class Nodes:
         return sorted(f"{path.parent.name}/{path.name}" for path in found)
 
     def start(self, node: str) -> None:
-        """Start a node's agent, anew where it has ended."""
+        """Start a node's agent, again where it has ended."""
         bulletin = self.bulletins.setdefault(node, Bulletin())
         settings = Settings(NodeName(node), self.token, self.store(node), self.config)
 
         def register(server: grpc.Server) -> list[str]:
             return [checkpoint_replicas.served(settings, server, bulletin.learn, SystemClock())]
 
-        server = wire.bound_server("127.0.0.1:0", self.token, register)
+        server = channel.bound_server("127.0.0.1:0", self.token, register)
         server.server.start()
         self.servers[node] = server
 

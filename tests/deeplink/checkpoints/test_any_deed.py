@@ -16,12 +16,13 @@ from typing_extensions import override
 
 from deeplink.checkpoints import Checkpoints, NothingWholeError
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.entries import CheckpointName, entries, looks_whole
+from deeplink.checkpoints.claims import CheckpointName, entries, looks_whole
 from deeplink.checkpoints.manifest import CheckpointDamagedError
-from deeplink.clock import ManualClock
-from deeplink.errors import DeepLinkError
-from deeplink.types import Attempt
+from deeplink.core.clock import ManualClock
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.types import Attempt
 from tests.deeplink.checkpoints.faults import REFUSALS, refusing
+from tests.effort import examples
 
 KEEP = 2
 NEVER = 10_000
@@ -227,5 +228,7 @@ class _Watched:
 
 
 TestDeeds = Deeds.TestCase
-TestDeeds.settings = settings(max_examples=150, stateful_step_count=25, suppress_health_check=list(HealthCheck))
+TestDeeds.settings = settings(
+    max_examples=examples(150), stateful_step_count=25, suppress_health_check=list(HealthCheck)
+)
 TestDeeds = pytest.mark.timeout(600)(TestDeeds)

@@ -23,14 +23,13 @@ from typing_extensions import override
 from deeplink.checkpoints import Checkpoints, recovery_agreement
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.agents import run_of
-from deeplink.checkpoints.entries import CheckpointName, entries
+from deeplink.checkpoints.claims import CheckpointName, entries
 from deeplink.checkpoints.manifest import CheckpointDamagedError
-from deeplink.checkpoints.multirank_save import SaveGroup
-from deeplink.checkpoints.rendezvous import Board
-from deeplink.config import Config
-from deeplink.errors import DeepLinkError
-from deeplink.plainrpc import PlainSilentError
-from deeplink.types import Attempt
+from deeplink.checkpoints.multirank_save import Board, SaveGroup
+from deeplink.core.config import Config
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.types import Attempt
+from deeplink.rpc.forksafe import PlainSilentError
 from deeplink.v1 import keep_pb2
 from tests.deeplink.checkpoints.nodes import Nodes
 
@@ -105,11 +104,11 @@ class Apart(RuleBasedStateMachine):
                 for rank, checkpoints in enumerate(ranks):
                     state = {"mine": torch.full((NUMBERS,), float(10 * self.step + rank))}
                     checkpoints.save_state(state, step=self.step, spread="each", random=False)
-                failed = self.side_by_side(lambda one: one._states.wait(), ranks)
+                failed = self.side_by_side(lambda one: one._states.background.wait(), ranks)
             else:
                 state = {"all": torch.full((NUMBERS,), float(10 * self.step))}
                 ranks[0].save_state(state, step=self.step, random=False)
-                failed = self.side_by_side(lambda one: one._states.wait(), ranks[:1])
+                failed = self.side_by_side(lambda one: one._states.background.wait(), ranks[:1])
             self.side_by_side(Checkpoints.wait, ranks)
         if failed[0] is None:
             saved = entries(self.local("n0", job))[0]
@@ -210,16 +209,15 @@ def lost(silence: tuple[int, str, bool] | None) -> Any:
     """Return `Board._called` as it is where a rank hears nothing of the first node's agent from one word on."""
     called = Board._called
 
-    def silent(board: Board, method: str, message: bytes) -> bytes:
+    def silent(board: Board, method: str, request: keep_pb2.TellRequest | keep_pb2.HearRequest) -> bytes:
         if silence is not None:
             rank, kind, is_delivered = silence
             is_told = method == "Tell"
-            told = (keep_pb2.TellRequest if is_told else keep_pb2.HearRequest).FromString(message)
-            if board.group.rank == rank and told.kind == kind:
+            if board.group.rank == rank and request.kind == kind:
                 if is_delivered and is_told:
-                    called(board, method, message)
+                    called(board, method, request)
                 raise PlainSilentError("n0", "away")
-        return called(board, method, message)
+        return called(board, method, request)
 
     return silent
 

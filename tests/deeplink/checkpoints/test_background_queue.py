@@ -9,23 +9,23 @@ import threading
 
 import pytest
 
-from deeplink.checkpoints.background_queue import BackgroundQueue
+from deeplink.checkpoints.background import Background, BackgroundQueue
 from tests.waiting import LIMIT_S
 
 HANGS = """
 import sys, threading
-from deeplink.checkpoints import background_queue
-background_queue.EXIT_S = 0.5
-line = background_queue.BackgroundQueue("copying", lambda name: threading.Event().wait())
+from deeplink.checkpoints import background
+background.EXIT_S = 0.5
+line = background.BackgroundQueue("copying", lambda name: threading.Event().wait())
 line.offer("step-1")
 print("ends", flush=True)
 """
 
 LATE = """
 import threading, time
-from deeplink.checkpoints import background_queue
+from deeplink.checkpoints import background
 done = []
-line = background_queue.BackgroundQueue("copying", lambda name: (time.sleep(0.2), print("done", name, flush=True)))
+line = background.BackgroundQueue("copying", lambda name: (time.sleep(0.2), print("done", name, flush=True)))
 line.begin()  # as `save_state` does, in the main thread
 
 def saving():
@@ -53,6 +53,34 @@ def test_a_process_ends_though_a_copy_hangs() -> None:
 def test_a_save_that_ends_with_the_process_is_copied_still() -> None:
     done = ran(LATE)
     assert (done.returncode, done.stdout) == (0, "done step-2\n"), done.stderr
+
+
+def no_more_threads(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_save_without_a_thread_fails_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    background, worked = Background("saving"), list[str]()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_more_threads)
+        with pytest.raises(RuntimeError, match="new thread"):
+            background.start(lambda: worked.append("first"))
+    background.start(lambda: worked.append("second"))
+    assert background.wait(LIMIT_S)
+    assert worked == ["second"]
+
+
+def test_a_copy_without_a_thread_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = BackgroundQueue("copying", lambda _name: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_more_threads)
+        line.offer("step-1")
+    assert line.is_done(0)
+    with pytest.raises(RuntimeError, match="new thread"):
+        line.raise_failure()
+    line.offer("step-2")
+    assert line.is_done(LIMIT_S)
+    line.close()
 
 
 def test_what_waits_gives_way_and_what_fails_is_told_once() -> None:

@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import time
+from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,8 @@ import pytest
 from typing_extensions import override
 
 from deeplink.checkpoints import Checkpoints, StorageSilentError, ownership
-from deeplink.checkpoints.blocking_io import BlockingIo
-from deeplink.types import Attempt
+from deeplink.checkpoints.background import BlockingIo
+from deeplink.core.types import Attempt
 from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def test_an_answer_that_comes_as_it_is_given_up_is_taken_and_the_next_is_asked_f
         def is_overdue(self) -> bool:
             if self._late is not None:
                 let.set()
-                assert self._late.answered.wait(LIMIT_S)
+                assert wait([self._late], LIMIT_S).done
             return super().is_overdue
 
     patience = Late(tmp_path, 0.05)

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from deeplink.checkpoints import Checkpoints, huggingface, lightning
+from deeplink.checkpoints.found import CheckpointError
 from deeplink.checkpoints.huggingface import trainer_callback
-from deeplink.checkpoints.lightning import NoFrameworkError, StrategyError, lightning_callback
-from deeplink.types import Attempt
+from deeplink.checkpoints.lightning import lightning_callback
+from deeplink.core.types import Attempt
 from tests.deeplink.checkpoints.nodes import Nodes
 
 FIRST = Attempt(17, 0, 0)
@@ -77,7 +78,7 @@ def test_a_strategy_that_writes_itself_is_named(tmp_path: Path) -> None:
     trainer = LightningTrainer(writes_itself=True)
     trainer.global_step = 1
     callback = lightning_callback(Checkpoints(tmp_path, attempt=FIRST), every=1, framework=LIGHTNING)
-    with pytest.raises(StrategyError, match="SimpleNamespace"):
+    with pytest.raises(CheckpointError, match="SimpleNamespace does not hand its checkpoints"):
         callback.on_train_batch_end(trainer, None, None, None, 0)
 
 
@@ -107,7 +108,7 @@ def test_a_framework_that_is_not_there_is_named(
         raise ModuleNotFoundError(name=name)
 
     monkeypatch.setattr("importlib.import_module", absent)
-    with pytest.raises(NoFrameworkError, match="is not installed"):
+    with pytest.raises(CheckpointError, match="is not installed"):
         make(Checkpoints(tmp_path))
 
 

@@ -26,8 +26,8 @@ from deeplink.checkpoints import (
     ReadOnlyError,
 )
 from deeplink.checkpoints.saving import retire
-from deeplink.clock import ManualClock
-from deeplink.types import Attempt
+from deeplink.core.clock import ManualClock
+from deeplink.core.types import Attempt
 from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:

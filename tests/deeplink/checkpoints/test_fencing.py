@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,27 +20,29 @@ from grpc_health.v1 import health, health_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink import checkpoint_replicas
+from deeplink.agent import checkpoint_replicas
 from deeplink.checkpoints import Checkpoints
 from deeplink.checkpoints.agents import JobAgents
-from deeplink.checkpoints.fencing import FencingGuard
-from deeplink.checkpoints.lease import Lease, LeaseState, pause
-from deeplink.checkpoints.liveness_sources import (
+from deeplink.checkpoints.fencing import (
     AgentsWitness,
     ControllerWitness,
+    FencingGuard,
     FolderWitness,
-    NotOursError,
+    Lease,
+    LeaseState,
     last_resort_of,
     other_members,
+    pause,
     witnesses_of,
 )
-from deeplink.clock import ManualClock, SystemClock
-from deeplink.config import Config
-from deeplink.plainrpc import PlainBusyError, PlainCallError
+from deeplink.checkpoints.found import CheckpointError
+from deeplink.core.clock import ManualClock, SystemClock
+from deeplink.core.config import Config
+from deeplink.core.types import Attempt, FencedError, JobId, Member, NodeName
+from deeplink.rpc.forksafe import PlainBusyError, PlainCallError
 from deeplink.scheduler.slurm.client import JobVanishedError
 from deeplink.scheduler.slurm.parse import JobRow
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.types import Attempt, FencedError, JobId, Member, NodeName
 from tests.deeplink.checkpoints.nodes import Nodes, Settings
 from tests.waiting import LIMIT_S
 
@@ -90,6 +93,16 @@ def test_a_process_that_was_stopped_gets_the_time_back() -> None:
     assert lease.standing(90_051) is LeaseState.EXPIRED
 
 
+def test_an_answer_before_the_look_after_a_stop_is_not_renewed_into_the_future() -> None:
+    lease = Lease(60, renewed=1_000, witnesses=("folder",))
+    assert lease.standing(1_010) is LeaseState.HELD
+    lease.renew("folder", 4_600)  # suspended for an hour; the witness's thread woke first
+    assert lease.standing(4_600) is LeaseState.HELD
+    for now in range(4_615, 4_661, 15):
+        assert lease.standing(now) is LeaseState.HELD
+    assert lease.standing(4_661) is LeaseState.EXPIRED
+
+
 @given(length=st.floats(0.1, 3_600), world=st.integers(1, 1_000_000))
 def test_a_lease_holds_at_least_three_questions(length: float, world: int) -> None:
     assert 0 < pause(length, world) <= length / 3
@@ -104,7 +117,7 @@ class Said:
     def __init__(self, *answers: str | Exception) -> None:
         self.answers = list(answers)
 
-    def rest(self) -> None:
+    def stop(self) -> None:
         """Nothing to do."""
 
     def ask(self) -> str:
@@ -143,6 +156,18 @@ def test_a_guard_ends_a_process_that_nobody_answered_and_not_after_it_was_stoppe
         clock.sleep(10)
     assert not guard.judge()
     assert ended == ["cut off: somebody did not answer for 60 s"]
+
+
+def test_the_threads_of_a_stopped_guard_end() -> None:
+    before = set(threading.enumerate())
+    guard = guard_of(Said(*[""] * 99), ManualClock(), [])
+    guard.start()
+    begun = set(threading.enumerate()) - before
+    assert len(begun) == 2
+    guard.stop()
+    for thread in begun:
+        thread.join(LIMIT_S)
+    assert not any(thread.is_alive() for thread in begun)
 
 
 def test_the_folder_knows_who_holds_it(tmp_path: Path) -> None:
@@ -198,7 +223,7 @@ def test_another_job_that_only_looks_does_not_end_the_ranks_at_work(tmp_path: Pa
     training, evaluation = Checkpoints(tmp_path, attempt=FIRST), Checkpoints(tmp_path, attempt=Attempt(99, 0, 0))
     with training.save(step=1):
         pass
-    witness = FolderWitness(training._hold.claims, training._hold.claimed(), beats=True)
+    witness = FolderWitness(training._hold.claims, training._hold.claimed(), leaves_sign=True)
     assert witness.ask() == ""
     found = evaluation.latest()
     assert found is not None
@@ -208,7 +233,7 @@ def test_another_job_that_only_looks_does_not_end_the_ranks_at_work(tmp_path: Pa
         pass
     with pytest.raises(FencedError), evaluation.save(step=9):
         pass
-    witness.rest()
+    witness.stop()
     Checkpoints(tmp_path, attempt=Attempt(98, 0, 0)).latest()
     assert witness.ask() == "98.0.0"
 
@@ -305,7 +330,7 @@ def test_agent_and_controller_together_prove_that_nobody_else_has_begun(nodes: N
     told.restarts = 0
     for state, where in [(JobState.PENDING, ()), (JobState.RUNNING, (NodeName("n7"),)), (JobState.CANCELLED, ())]:
         told.state, told.nodes = state, where
-        with pytest.raises(NotOursError):
+        with pytest.raises(CheckpointError, match="Slurm has job"):
             witness.ask()
     told.state, told.nodes, told.is_silent = JobState.RUNNING, (NodeName("n0"),), True
     with pytest.raises(JobVanishedError):
@@ -372,9 +397,9 @@ def test_a_rank_whose_job_was_restarted_elsewhere_ends_itself(tmp_path: Path) ->
 AGENT = """
 import sys, threading
 from pathlib import Path
-from deeplink.agent import Agent, AgentSettings
-from deeplink.tokens import write_token
-from deeplink.types import NodeName
+from deeplink.agent.agent import Agent, AgentSettings
+from deeplink.rpc.tokens import write_token
+from deeplink.core.types import NodeName
 folder = Path({folder!r})
 write_token(folder / "token", "secret")
 settings = AgentSettings(node=NodeName("n1"), bind="10.213.7.1:0", token="secret", store=folder / "store")
@@ -386,9 +411,9 @@ CUT_RANK = """
 import sys, threading
 from pathlib import Path
 from deeplink.checkpoints.fencing import guarded
-from deeplink.checkpoints.liveness_sources import AgentsWitness
-from deeplink.clock import SystemClock
-from deeplink.types import parse_members
+from deeplink.checkpoints.fencing import AgentsWitness
+from deeplink.core.clock import SystemClock
+from deeplink.core.types import parse_members
 members = parse_members("n1={address}")
 witness = AgentsWitness(members, Path({folder!r}) / "token", SystemClock())
 guard = guarded([witness], 3.0, world=1, clock=SystemClock())

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from deeplink.checkpoints import Checkpoints, huggingface
 from deeplink.checkpoints import lightning as ours
-from deeplink.types import Attempt
+from deeplink.core.types import Attempt
 
 STEPS = 12
 

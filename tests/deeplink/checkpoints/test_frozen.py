@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deeplink.checkpoints import Checkpoints, background_queue
+from deeplink.checkpoints import Checkpoints, background
 from deeplink.checkpoints.ownership import FolderOwnership
-from deeplink.types import Attempt
+from deeplink.core.types import Attempt
 from tests.deeplink.checkpoints.nodes import Nodes
 from tests.waiting import LIMIT_S, until
 
@@ -54,7 +54,7 @@ def storage(tmp_path: Path) -> Iterator[Storage]:
         yield mounted
     finally:
         mounted.thaw()
-        background_queue.finish(20)
+        background.finish(20)
         subprocess.run(["umount", "--lazy", str(path)], check=False, timeout=LIMIT_S)
 
 

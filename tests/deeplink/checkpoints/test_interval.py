@@ -18,8 +18,8 @@ from deeplink.checkpoints.interval import (
     mtbf_of_starts,
     young,
 )
-from deeplink.clock import ManualClock
-from deeplink.types import Attempt
+from deeplink.core.clock import ManualClock
+from deeplink.core.types import Attempt
 
 saves = st.floats(0.01, 100)
 mtbfs = st.floats(1_000, 1e6)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from deeplink.checkpoints import Checkpoints, looping
-from deeplink.types import Attempt
+from deeplink.checkpoints import Checkpoints, training_states
+from deeplink.core.types import Attempt
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_an_interrupted_training_ends_where_an_uninterrupted_one_does(tmp_path: 
 def test_a_job_that_is_about_to_lose_its_nodes_saves_besides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looping, "should_save", lambda *, step: step == 5)
+    monkeypatch.setattr(training_states, "should_save", lambda *, step: step == 5)
     with pytest.raises(KilledError):
         train(tmp_path, Attempt(1, 0, 0), killed_at=5)
     found = Checkpoints(tmp_path, attempt=Attempt(1, 0, 1)).latest()

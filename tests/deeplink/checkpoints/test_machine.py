@@ -17,7 +17,8 @@ from typing_extensions import override
 from deeplink.checkpoints import Checkpoint, Checkpoints, FencedError
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.saving import Save
-from deeplink.types import Attempt
+from deeplink.core.types import Attempt
+from tests.effort import examples
 from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Fencing(RuleBasedStateMachine):
 
 
 TestFencing = Fencing.TestCase
-TestFencing.settings = settings(max_examples=60, stateful_step_count=25)
+TestFencing.settings = settings(max_examples=examples(60), stateful_step_count=25)
 
 
 def claim_at_once(folder: Path, attempt: str, barrier: Barrier, answers: Queue[Answer]) -> None:

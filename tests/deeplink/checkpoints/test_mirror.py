@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import threading
 from pathlib import Path
@@ -11,11 +12,11 @@ import pytest
 from typing_extensions import override
 
 from deeplink.checkpoints import Checkpoints, CheckpointWriteError, FencedError, mirror
-from deeplink.checkpoints.claims import NO_CLAIM, fresh_names
+from deeplink.checkpoints.claims import APART_GAP, NO_CLAIM, fresh_names
+from deeplink.checkpoints.mirror import UploadBarrier
 from deeplink.checkpoints.ownership import FolderOwnership
-from deeplink.checkpoints.upload_barrier import Meeting
-from deeplink.clock import ManualClock
-from deeplink.types import Attempt
+from deeplink.core.clock import ManualClock
+from deeplink.core.types import Attempt
 from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
@@ -221,12 +222,33 @@ def test_who_claims_waits_until_each_node_has_brought_in_what_it_has(tmp_path: P
         def sleep(self, seconds: float) -> None:
             self.now += seconds
             if self.now > 1_001:  # the other node comes
-                Meeting(hold, tmp_path / "ssd1", env(1, 2), clock).bring_together(newest)
+                UploadBarrier(hold, tmp_path / "ssd1", env(1, 2), clock).wait(newest)
 
     clock.sleep(0)
-    Meeting(hold, tmp_path / "ssd0", env(0, 2), Late()).bring_together(newest)
+    UploadBarrier(hold, tmp_path / "ssd0", env(0, 2), Late()).wait(newest)
     assert steps(shared) == [1, 2]
     assert hold.claimed().recognised[0] == "step-0000000002.a1"
+
+
+def test_a_claim_made_without_the_folder_is_put_there_by_two_threads_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = FolderOwnership(tmp_path, FIRST, ManualClock())
+    claim = hold.claim = dataclasses.replace(hold.claimed(), number=1 + APART_GAP)
+    shutil.rmtree(hold.claims.folder)
+    hold.is_apart = True
+    look = hold.claims.newest_number
+
+    def overtaken() -> int:
+        """The copying thread looks, finds no claim, and is overtaken by the one that saves."""
+        found = look()
+        monkeypatch.setattr(hold.claims, "newest_number", look)
+        hold.refuse_if_fenced()
+        return found
+
+    monkeypatch.setattr(hold.claims, "newest_number", overtaken)
+    hold.refuse_if_fenced()
+    assert hold.claims.newest() == claim
 
 
 def test_a_node_that_never_comes_is_not_waited_for_longer_than_a_minute(
@@ -235,7 +257,7 @@ def test_a_node_that_never_comes_is_not_waited_for_longer_than_a_minute(
     clock = ManualClock()
     hold = FolderOwnership(tmp_path / "shared", FIRST, clock)
     hold.folder.mkdir()
-    Meeting(hold, tmp_path / "ssd", env(0, 3), clock).bring_together(NO_CLAIM)
+    UploadBarrier(hold, tmp_path / "ssd", env(0, 3), clock).wait(NO_CLAIM)
     assert 60 <= clock.now - 1_000 < 62
     assert "2 of 3 nodes did not say" in caplog.text
     assert "offer-17.0.0-00000" in fresh_names(hold.claims.folder)
@@ -252,7 +274,7 @@ def test_what_nodes_of_earlier_attempts_said_at_their_meeting_goes(tmp_path: Pat
         "offer-x",
     ):
         (hold.claims.folder / name).touch()
-    Meeting(hold, tmp_path / "ssd", env(0, 2), clock).bring_together(NO_CLAIM)
+    UploadBarrier(hold, tmp_path / "ssd", env(0, 2), clock).wait(NO_CLAIM)
     left = sorted(fresh_names(hold.claims.folder))
     assert left == [
         "offer-16.0.0-00000",
@@ -271,5 +293,5 @@ def test_the_other_ranks_of_a_node_wait_for_its_first_or_for_the_claim(tmp_path:
     )
     hold.folder.mkdir()
     other.claimed()
-    Meeting(hold, tmp_path / "ssd", env(0, 1, local_rank=3), clock).bring_together(NO_CLAIM)
+    UploadBarrier(hold, tmp_path / "ssd", env(0, 1, local_rank=3), clock).wait(NO_CLAIM)
     assert clock.now == 1_000

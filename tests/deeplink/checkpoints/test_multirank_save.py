@@ -25,9 +25,9 @@ from deeplink.checkpoints import (
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.manifest import CheckpointWriteError
 from deeplink.checkpoints.multirank_save import FOLDER, Exchange, SaveGroup
-from deeplink.clock import ManualClock
-from deeplink.errors import DeepLinkError
-from deeplink.types import Attempt
+from deeplink.core.clock import ManualClock
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.types import Attempt
 from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def test_who_comes_after_rank_0_gave_up_is_told(tmp_path: Path) -> None:
 
 
 def test_ranks_tell_each_other_what_they_told_and_wait_for_it(tmp_path: Path) -> None:
-    from deeplink.clock import SystemClock
+    from deeplink.core.clock import SystemClock
 
     both = [Exchange(tmp_path / "draft", SaveGroup(rank, 2), SystemClock(), lambda: None) for rank in range(2)]
     with both[0], both[1], ThreadPoolExecutor(2) as pool:

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from deeplink.checkpoints import Checkpoints, PartsMissingError, SaveAbandonedError, inspection, rendezvous
+from deeplink.checkpoints import Checkpoints, PartsMissingError, SaveAbandonedError, inspection, multirank_save
 from deeplink.checkpoints import manifest as manifests
-from deeplink.checkpoints.multirank_save import SaveGroup
-from deeplink.checkpoints.rendezvous import Board
+from deeplink.checkpoints.multirank_save import Board, SaveGroup
 from deeplink.checkpoints.saving import Saver
-from deeplink.errors import DeepLinkError
-from deeplink.plainrpc import PlainSilentError
-from deeplink.types import Attempt
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.types import Attempt
+from deeplink.rpc.forksafe import PlainSilentError
 from tests.deeplink.checkpoints.nodes import Nodes
 from tests.deeplink.checkpoints.test_multirank_save import Model, distributed, leave
 from tests.waiting import LIMIT_S, until
@@ -69,7 +68,7 @@ def saved(ranks: list[Checkpoints], step: int, spread: Any = "each") -> None:
     for rank, checkpoints in enumerate(ranks):
         state = {"mine": torch.full((1000,), float(step * 10 + rank))}
         checkpoints.save_state(state, step=step, spread=spread)
-    side_by_side(lambda checkpoints: checkpoints._states.wait(), ranks)
+    side_by_side(lambda checkpoints: checkpoints._states.background.wait(), ranks)
 
 
 def lose(nodes: Nodes, *lost: str) -> None:
@@ -188,7 +187,7 @@ def test_a_rank_that_dies_leaves_no_part_anywhere(nodes: Nodes) -> None:
         checkpoints.save_state({"mine": torch.full((10,), float(rank))}, step=2, spread="each")
     for checkpoints in ranks[:3]:
         try:
-            checkpoints._states.wait()
+            checkpoints._states.background.wait()
         except DeepLinkError as problem:
             problems.append(problem)
     assert len(problems) == 3
@@ -215,16 +214,16 @@ def test_a_part_stays_where_a_node_does_not_hear_that_all_are_there(
         return take(board, kind, of=of)
 
     monkeypatch.setattr(Board, "take", took_late)
-    monkeypatch.setattr(rendezvous, "_RETRY_S", 0.0)
+    monkeypatch.setattr(multirank_save, "_RETRY_S", 0.0)
     for rank, checkpoints in enumerate(ranks):
         checkpoints.save_state({"mine": torch.full((10,), 20.0 + rank)}, step=2, spread="each")
     for checkpoints in ranks[:3]:
-        checkpoints._states.wait()
+        checkpoints._states.background.wait()
     assert [path.name for path in nodes.local("n0").glob("step-*")] == ["step-0000000002.a1"]
     nodes.stop("n0")
     is_told.set()
     with pytest.raises(PlainSilentError):
-        ranks[3]._states.wait()
+        ranks[3]._states.background.wait()
     nodes.start("n0")
     found = latest(begun(nodes, SECOND, ALL))
     assert [one and one.load(rank=rank)["mine"][0] for rank, one in enumerate(found)] == [20, 21, 22, 23]
@@ -249,7 +248,7 @@ def test_parts_are_taken_back_where_a_rank_could_not_publish_its_own(
         checkpoints.save_state({"mine": torch.zeros(10)}, step=2, spread="each")
     for checkpoints in ranks:
         with pytest.raises(DeepLinkError, match="a disk that fails"):
-            checkpoints._states.wait()
+            checkpoints._states.background.wait()
     for node in ALL:
         assert [path.name for path in nodes.local(node).iterdir()] == ["step-0000000001.a1"]
     close(ranks)

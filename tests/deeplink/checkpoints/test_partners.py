@@ -17,7 +17,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink import checkpoint_replicas, wire
+from deeplink.agent import checkpoint_replicas
 from deeplink.checkpoints import (
     CheckpointDamagedError,
     Checkpoints,
@@ -26,16 +26,16 @@ from deeplink.checkpoints import (
     StorageSilentError,
     recovery_agreement,
 )
+from deeplink.checkpoints.agents import There, partners
 from deeplink.checkpoints.claims import Claim, Claims, claim_of, claim_text
-from deeplink.checkpoints.copies import FORGET_S, Copies, NoRoomError, NoSuchRunError
-from deeplink.checkpoints.fetching import There
+from deeplink.checkpoints.copies import FORGET_S, Copies, NoRoomError
 from deeplink.checkpoints.manifest import FileEntry, Manifest, manifest_of, manifest_text
-from deeplink.checkpoints.partners import partners
 from deeplink.checkpoints.recovery_agreement import NoAgreementError
 from deeplink.checkpoints.saving import withdraw_if_late
-from deeplink.clock import ManualClock, SystemClock
-from deeplink.config import Config
-from deeplink.types import Attempt, Member, NodeName
+from deeplink.core.clock import ManualClock, SystemClock
+from deeplink.core.config import Config
+from deeplink.core.types import Attempt, Member, NodeName
+from deeplink.rpc import channel
 from deeplink.v1 import keep_pb2
 from tests.deeplink.checkpoints.nodes import Nodes
 
@@ -439,9 +439,9 @@ def test_the_agents_folders_hold_nothing_of_others(nodes: Nodes) -> None:
         ("..", "from-n0", "secret"),
         ("step-0000000001.a1", "from-n0", "manifest.json"),
     ]:
-        with pytest.raises(NoSuchRunError):
+        with pytest.raises(LookupError, match="names nothing here"):
             copies.open(run, name, origin, path)
-    with pytest.raises(NoSuchRunError):
+    with pytest.raises(LookupError, match="names nothing here"):
         copies.open("../" + run, "step-0000000001.a1", "from-n0", "deep/state.bin")
     state = nodes.store("n2") / "checkpoints" / run / "from-n0" / "step-0000000001.a1" / "deep" / "state.bin"
     state.unlink()
@@ -589,7 +589,7 @@ def test_agents_that_know_nothing_of_checkpoints_are_done_without(
     nodes: Nodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes.stop("n0")
-    server = wire.bound_server("127.0.0.1:0", nodes.token, lambda _server: [])
+    server = channel.bound_server("127.0.0.1:0", nodes.token, lambda _server: [])
     server.server.start()
     nodes.servers["n0"] = server
     checkpoints = begun(nodes, FIRST, "n0", ["n0"])

@@ -15,7 +15,8 @@ from typing_extensions import override
 
 from deeplink.checkpoints import Checkpoints, FencedError, NothingWholeError
 from deeplink.checkpoints import mirror as mirrors
-from deeplink.types import Attempt
+from deeplink.core.types import Attempt
+from tests.effort import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,7 +158,7 @@ class Places(RuleBasedStateMachine):
 
 
 TestPlaces = Places.TestCase
-TestPlaces.settings = settings(max_examples=50, stateful_step_count=20)
+TestPlaces.settings = settings(max_examples=examples(50), stateful_step_count=20)
 
 
 def test_a_nodes_disk_keeps_two_also_where_none_gets_to_the_shared_folder() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.checkpoints import Checkpoints
-from deeplink.private import PrivateFolderError
+from deeplink.core.private import PrivateFolderError
 from deeplink.scheduler.slurm.command import finish
 
 ALICE, MALLORY, PROJECT = 64_100, 64_102, 64_200

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from deeplink.checkpoints import Checkpoints, NothingWholeError
-from deeplink.types import Attempt
+from deeplink.core.types import Attempt
 from tests.deeplink.checkpoints.nodes import Nodes
 from tests.waiting import LIMIT_S
 
@@ -35,7 +35,7 @@ import signal, sys, threading
 from pathlib import Path
 from deeplink.checkpoints import Checkpoints, FencedError
 from deeplink.checkpoints.ownership import FolderOwnership
-from deeplink.types import Attempt
+from deeplink.core.types import Attempt
 
 folder, what = Path(sys.argv[1]), sys.argv[2]
 checkpoints = Checkpoints(
@@ -70,7 +70,7 @@ import signal, sys, threading
 from pathlib import Path
 from deeplink.checkpoints import inspection
 from deeplink.checkpoints.claims import Claims
-from deeplink.checkpoints.entries import Retention
+from deeplink.checkpoints.claims import Retention
 
 folder = Path(sys.argv[1]) / "shared"
 plan = inspection.plan_pruning(folder, Retention(1))
@@ -181,11 +181,11 @@ def test_a_stopped_pruning_removes_nothing_that_a_newer_attempt_goes_on_from(tmp
 AGENT = """
 import signal, sys, threading
 from pathlib import Path
-from deeplink import checkpoint_replicas
-from deeplink.agent import Agent, AgentSettings
-from deeplink.config import Config
-from deeplink.tokens import read_token
-from deeplink.types import NodeName
+from deeplink.agent import checkpoint_replicas
+from deeplink.agent.agent import Agent, AgentSettings
+from deeplink.core.config import Config
+from deeplink.rpc.tokens import read_token
+from deeplink.core.types import NodeName
 
 folder, name = Path(sys.argv[1]), sys.argv[2]
 refuse, asked = checkpoint_replicas.KeepServicer._refuse_if_fenced, [0]

@@ -12,15 +12,14 @@ import grpc
 import pytest
 import torch
 
-from deeplink import plainpickle
-from deeplink.checkpoints import messages, sharded
+from deeplink.checkpoints import multirank_save as messages
+from deeplink.checkpoints import sharded
 from deeplink.checkpoints.agents import JobAgents
 from deeplink.checkpoints.found import SHARDED, NoStateError, UnmatchedStatesError
-from deeplink.checkpoints.messages import MessageError
-from deeplink.checkpoints.multirank_save import FOLDER, Exchange, SaveGroup, collect_parts
-from deeplink.checkpoints.rendezvous import Board
-from deeplink.clock import SystemClock
-from deeplink.types import Attempt
+from deeplink.checkpoints.multirank_save import FOLDER, Board, Exchange, MessageError, SaveGroup, collect_parts
+from deeplink.core import plainpickle
+from deeplink.core.clock import SystemClock
+from deeplink.core.types import Attempt
 from deeplink.v1 import keep_pb2, saving_pb2
 from tests.deeplink.checkpoints.nodes import Nodes
 from tests.pickled import running, unpickled
@@ -50,6 +49,7 @@ def board(nodes: Nodes, rank: int, *, at: str = "") -> Board:
     if at:
         env["DEEPLINK_MEMBERS"] = env["DEEPLINK_MEMBERS"].replace(nodes.members("n0")[0].address, at)
     agents = JobAgents.of_environment(env, nodes.root, FIRST, SystemClock())
+    assert agents is not None
     return Board(
         nodes.root / f"draft-{rank}",
         SaveGroup(rank, 2),
@@ -187,7 +187,7 @@ def test_files_that_a_rank_names_lie_in_the_checkpoint(tmp_path: Path, path: str
 @pytest.mark.parametrize("name", ["../other", "/tmp/x", "step-0000000001.a1/../../x", "", ".draft-x"])
 def test_nodes_publish_checkpoints_alone(name: str) -> None:
     with pytest.raises(MessageError, match="not a checkpoint's name"):
-        messages.publication(messages.publication_message(name, "{}"))
+        messages.publication(saving_pb2.Publication(name=name, manifest="{}").SerializeToString())
 
 
 def test_the_words_of_earlier_versions_are_refused_as_words(tmp_path: Path) -> None:

@@ -28,14 +28,14 @@ from deeplink.checkpoints import (
     ownership,
     recovery_agreement,
 )
+from deeplink.checkpoints.claims import Retention
 from deeplink.checkpoints.copies import FORGET_S, Copies, NoRoomError
-from deeplink.checkpoints.entries import Retention
 from deeplink.checkpoints.recovery_agreement import NoAgreementError
 from deeplink.checkpoints.saving import tidy
-from deeplink.clock import ManualClock
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.launch.failure import Hint, hints_in
-from deeplink.types import Attempt
+from deeplink.core.clock import ManualClock
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.types import Attempt
+from deeplink.scheduler.recovery.rank_failure import Clue, hints_in
 from tests.deeplink.checkpoints.faults import REFUSALS, refusing
 from tests.deeplink.checkpoints.nodes import Nodes
 from tests.deeplink.checkpoints.test_partners import begun, restarted
@@ -209,7 +209,8 @@ def test_what_another_thread_suspects_meanwhile_is_no_error_of_a_save(three: Pat
     newest = three / "step-0000000030.a1"
     tear(newest)
     suspected.add(Changing(newest))
-    tidy(three, Checkpoints(three, attempt=FIRST)._hold.claimed(), Retention(), proved="", suspected=suspected)
+    claim = Checkpoints(three, attempt=FIRST)._hold.claimed()
+    tidy(three, claim, Retention(), lambda: None, proved="", suspected=suspected)
     assert set_aside(three) == [newest.name]
 
 
@@ -302,9 +303,9 @@ def test_what_leads_nowhere_is_damaged_and_what_a_link_leads_to_is_not_removed(t
 STRANGER = """
 import os, sys
 from deeplink.checkpoints import Checkpoints
-from deeplink.clock import ManualClock
-from deeplink.errors import DeepLinkError
-from deeplink.types import Attempt
+from deeplink.core.clock import ManualClock
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.types import Attempt
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 folder, relaunch = sys.argv[1], int(sys.argv[2])
 checkpoints = Checkpoints(folder, attempt=Attempt(17, 0, relaunch), clock=ManualClock())
@@ -658,6 +659,6 @@ def test_the_storages_error_is_not_called_the_applications() -> None:
     said = (
         b"deeplink.checkpoints.found.StorageUnreadableError: checkpoints in /x cannot be read: [Errno 13] denied"
     )
-    assert Hint.IO_ERROR in hints_in(said)
-    assert Hint.IO_ERROR in hints_in(b"deeplink.checkpoints.found.FolderGoneError: /x is not there any more")
+    assert Clue.IO_ERROR in hints_in(said)
+    assert Clue.IO_ERROR in hints_in(b"deeplink.checkpoints.found.FolderGoneError: /x is not there any more")
     assert not hints_in(b"deeplink.checkpoints.found.NothingWholeError: nothing in /x is whole")

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from deeplink import calibration
-from deeplink.calibration import NoRankError
 from deeplink.cli import cli
-from deeplink.files import FileTroubleError
-from deeplink.scheduler.model.read_sweep import ReadSweep
-from deeplink.scheduler.model.stored import constants_from
-from deeplink.scheduler.model.sweep import AllReduceTiming, RankLocation, Reach, Sweep
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.publish import FileTroubleError
+from deeplink.ops import calibration
+from deeplink.scheduler.placement.model.constants import constants_from
+from deeplink.scheduler.placement.model.sweep import AllReduceTiming, RankLocation, Reach, ReadSweep, Sweep
 from tests.waiting import LIMIT_S
 
 
@@ -25,11 +24,12 @@ def calibrate(*words: str) -> Result:
     return CliRunner().invoke(cli, ["calibrate", *words], standalone_mode=False)
 
 
-def test_outside_of_a_launch_the_way_to_start_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_of_a_launch_the_way_to_start_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     refused = calibrate().exception
-    assert isinstance(refused, NoRankError)
+    assert isinstance(refused, DeepLinkError)
+    assert refused.exit_code == 2
     assert refused.exit_code == 2
     assert "deeplink run" in refused.remedy
 
@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_written_does_not_cost_the_measurement(
         timings = [AllReduceTiming(size, 2e-4 + size / 1e9) for size in (1 << 10, 1 << 15, 1 << 20)]
         return [Sweep(Reach.NIC, 2, tuple(timings))], []
 
-    monkeypatch.setattr(calibration, "seat_here", lambda _env: RankLocation(0, 0))
+    monkeypatch.setattr(calibration, "location_here", lambda _env: RankLocation(0, 0))
     monkeypatch.setattr(calibration, "timed_between", timed)
     (tmp_path / "file").touch()
     refused = calibrate("--backend", "gloo", "--out", str(tmp_path / "file" / "constants.json"))
@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_written_does_not_cost_the_measurement(
 
 
 @pytest.mark.slow
-def test_one_rank_alone_is_told_so(tmp_path: Path) -> None:
+def test_one_rank_alone_is_an_error(tmp_path: Path) -> None:
     done = launched(tmp_path, 1, 1)
     assert done.returncode == 2
     assert "one rank alone sends nothing" in done.stdout + done.stderr

@@ -11,14 +11,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from deeplink.checkpoints import Checkpoints
-from deeplink.checkpoints.claims import Claims
-from deeplink.checkpoints.entries import Retention, entries, surplus
+from deeplink.checkpoints.claims import Claims, Retention, entries, surplus
 from deeplink.checkpoints.inspection import plan_pruning
 from deeplink.cli import cli
-from deeplink.clock import ManualClock
-from deeplink.errors import DeepLinkError
-from deeplink.files import FileTroubleError
-from deeplink.types import Attempt
+from deeplink.core.clock import ManualClock
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.publish import FileTroubleError
+from deeplink.core.types import Attempt
 from tests.deeplink.checkpoints.faults import refusing
 
 
@@ -94,7 +93,7 @@ def test_ls_of_nothing_and_of_no_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["ls", "verify", "prune"])
-def test_a_folder_whose_claims_cannot_be_listed_is_told_with_what_to_do(folder: Path, verb: str) -> None:
+def test_a_folder_whose_claims_cannot_be_listed_is_reported_with_what_to_do(folder: Path, verb: str) -> None:
     (folder / "claims").rename(folder / "moved")
     (folder / "claims").write_text("no folder")
     done = deeplink(verb, folder)

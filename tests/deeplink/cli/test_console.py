@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from deeplink.scheduler.sandbox.processes import ProcessId
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import Incident
+from deeplink.cli.console import command
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.recovery.records import Incident
+from deeplink.scheduler.testbed.processes import ProcessId
 from tests.waiting import LIMIT_S
 
 COMMAND = [sys.executable, "-m", "deeplink", "console"]
@@ -60,7 +62,7 @@ def opened(port: int, path: str) -> tuple[http.client.HTTPConnection, http.clien
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_leaves_when_told_with_pages_open(tmp_path: Path, number: signal.Signals) -> None:
+def test_it_leaves_at_a_signal_with_pages_open(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path, "--no-slurm") as (process, port):
         pages = [opened(port, "/api/v1/events") for _ in range(3)]
         for _, answer in pages:
@@ -144,6 +146,16 @@ def test_one_snapshot_as_json(tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert document["headline"] == {"mood": "unknown", "text": "Nothing known yet"}
     assert document["sources"]["journal"]["state"] == "waiting"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--bind", "127.0.0.1:0"), ("--open",), ("--token-file", "console.token"), ("--allow-host", "ops.example")],
+)
+def test_one_snapshot_takes_no_options_of_the_page(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(command, ["--json", "--no-slurm", *words])
+    assert done.exit_code == 2
+    assert "--json serves no page" in done.output
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from deeplink.cli import main
-from deeplink.cli.doctor_printing import as_json_text, as_text
-from deeplink.scheduler.doctor import asking
-from deeplink.scheduler.doctor.checks import CHECKS, judge
-from tests.scheduler.doctor.sites import folder, host, measured, other, settings, site
+from deeplink.cli.doctor import as_text, document
+from deeplink.scheduler.sitecheck import examine
+from deeplink.scheduler.sitecheck.doctor_checks import CHECKS, judge
+from tests.scheduler.sitecheck.sites import folder, host, measured, other, settings, site
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def program(bin_folder: Path, name: str, text: str) -> None:
 
 
 @pytest.mark.usefixtures("bin_folder")
-def test_without_slurm_that_is_told_and_this_host_looked_at(doctor: Said) -> None:
+def test_without_slurm_that_is_reported_and_this_host_looked_at(doctor: Said) -> None:
     code, said = doctor("--here", "--disk-mib", "1")
     assert code == 1, said
     assert "scontrol is not on PATH" in said
@@ -76,7 +76,7 @@ def test_a_controller_that_hangs_is_a_finding_in_time(
     bin_folder: Path, monkeypatch: pytest.MonkeyPatch, doctor: Said
 ) -> None:
     program(bin_folder, "scontrol", "exec /bin/sleep 60")
-    monkeypatch.setattr(asking, "COMMAND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(examine, "COMMAND_TIMEOUT_S", 0.3)
     code, said = doctor("--quick")
     assert code == 1
     assert "scontrol did not answer within 0.3 s" in said
@@ -123,4 +123,4 @@ def test_what_a_node_is_called_or_says_cannot_drive_the_terminal() -> None:
     findings = judge(other(site(), "n1", host=host("n1", folders=bad)))
     assert "\x1b" not in as_text(findings)
     assert "\nok  all" not in as_text(findings)
-    assert json.loads(as_json_text(findings))["errors"] >= 1
+    assert json.loads(json.dumps(document(findings)))["errors"] >= 1

@@ -11,7 +11,7 @@ import pytest
 
 from deeplink.cli import main
 from deeplink.scheduler.launch import agent_pool
-from deeplink.scheduler.sandbox.processes import ProcessId
+from deeplink.scheduler.testbed.processes import ProcessId
 
 Fails = Callable[[], tuple[int, str]]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.cli.health_printing import exit_code, nagios
-from deeplink.scheduler.health.seen import file_in
-from deeplink.scheduler.watch.records import HealthFinding, HealthSeverity
+from deeplink.cli.health import exit_code, nagios_line
+from deeplink.core.finding import Finding, Severity
+from deeplink.scheduler.node.reading import file_in
 from tests.waiting import LIMIT_S
 
 QUIET = "".join(f"[{name}]\noff = true\n" for name in ("memory", "clock", "mount", "network", "gpu", "processes"))
@@ -163,16 +163,14 @@ def test_a_store_that_never_was_is_nothing_to_look_at_and_one_that_is_gone_is(si
     assert (gone.returncode, gone.stdout) == (2, f"CRITICAL: disk: {site}/store is gone: is its disk mounted?\n")
 
 
-def found(*severities: HealthSeverity) -> list[HealthFinding]:
-    return [
-        HealthFinding(check=f"c{n}", severity=severity, problem="x|y") for n, severity in enumerate(severities)
-    ]
+def found(*severities: Severity) -> list[Finding]:
+    return [Finding(check=f"c{n}", severity=severity, text="x|y") for n, severity in enumerate(severities)]
 
 
 def test_what_is_only_observed_is_well() -> None:
-    assert nagios(found(HealthSeverity.OBSERVE)) == ("OK: c0: x/y", 0)
-    assert nagios(found(HealthSeverity.OBSERVE, HealthSeverity.UNKNOWN))[1] == 3
-    assert nagios(found(HealthSeverity.COMMENT, HealthSeverity.UNKNOWN))[1] == 1
-    assert nagios(found(*[HealthSeverity.DRAIN] * 5))[0].endswith("(and 2 more)")
-    assert exit_code(found(HealthSeverity.OBSERVE, HealthSeverity.UNKNOWN)) == 0
-    assert exit_code(found(HealthSeverity.COMMENT)) == 1
+    assert nagios_line(found(Severity.NOTE)) == ("OK: c0: x/y", 0)
+    assert nagios_line(found(Severity.NOTE, Severity.UNKNOWN))[1] == 3
+    assert nagios_line(found(Severity.WARNING, Severity.UNKNOWN))[1] == 1
+    assert nagios_line(found(*[Severity.ERROR] * 5))[0].endswith("(and 2 more)")
+    assert exit_code(found(Severity.NOTE, Severity.UNKNOWN)) == 0
+    assert exit_code(found(Severity.WARNING)) == 1

@@ -11,13 +11,12 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from deeplink.cli import cli
-from deeplink.cli.incident import command as one
 from deeplink.cli.incidents import command
-from deeplink.cli.incidents_reading import IncidentUnknownError
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.watch.journal import Journal, JournalMissingError
-from deeplink.scheduler.watch.records import ActionRecord, Beat, Incident, IncidentOutcome, Phase, RankStack
-from deeplink.types import Attempt, NodeName
+from deeplink.cli.incidents import incident as one
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.types import Attempt, NodeName
+from deeplink.scheduler.journal.journal import Journal, JournalMissingError
+from deeplink.scheduler.recovery.records import ActionRecord, Beat, Incident, IncidentOutcome, Phase, RankStack
 
 ENDED = Incident(
     id="17.0.0-node-dead-n1",
@@ -67,12 +66,12 @@ def state(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def told(state: Path, *arguments: str) -> Result:
+def shown(state: Path, *arguments: str) -> Result:
     return CliRunner().invoke(command, list(arguments), env={"DEEPLINK_STATE": str(state)})
 
 
 def test_the_newest_come_first_one_line_each(state: Path) -> None:
-    done = told(state)
+    done = shown(state)
     assert done.exit_code == 0
     rows = [line.split() for line in done.output.splitlines() if "n1" in line or "ranks-hung" in line]
     assert [row[0] for row in rows] == ["2", "1"]
@@ -80,17 +79,17 @@ def test_the_newest_come_first_one_line_each(state: Path) -> None:
 
 
 def test_one_in_detail_by_number_or_id(state: Path) -> None:
-    by_number = told(state, "1").output
-    assert by_number == told(state, ENDED.id).output
+    by_number = shown(state, "1").output
+    assert by_number == shown(state, ENDED.id).output
     assert "steps repeated: 7" in by_number
     assert "+3.5 s" in by_number
     assert "slurmd is silent" in by_number
     assert "drain-down n1: down (0.4 s)" in by_number
 
 
-def test_one_is_told_with_its_course_and_its_cost(state: Path) -> None:
+def test_one_is_shown_with_its_course_and_its_cost(state: Path) -> None:
     text = CliRunner().invoke(one, ["1"], env={"DEEPLINK_STATE": str(state)}).output
-    assert text == told(state, "1").output
+    assert text == shown(state, "1").output
     course = [line.split(None, 1)[1].strip() for line in text.splitlines() if " s  " in line]
     assert course == [
         "+0.0 s  first sign of it",
@@ -104,7 +103,7 @@ def test_one_is_told_with_its_course_and_its_cost(state: Path) -> None:
     assert "5.60 GPU-hours (4.20 standing still + 1.40 repeated steps; 1,440 ranks, 0.5 s a step)" in text
 
 
-def test_stacks_are_told_in_short_and_on_demand_whole(state: Path) -> None:
+def test_stacks_are_shown_in_short_and_on_demand_whole(state: Path) -> None:
     environment = {"DEEPLINK_STATE": str(state)}
     short = CliRunner().invoke(one, ["1"], env=environment).output
     assert "rank 0: process 4242 S, by py-spy" in short
@@ -121,7 +120,7 @@ def test_stacks_are_told_in_short_and_on_demand_whole(state: Path) -> None:
 
 def test_they_are_chosen_by_kind_node_and_age(state: Path) -> None:
     def numbers(*arguments: str) -> list[int]:
-        return [incident["number"] for incident in json.loads(told(state, "--json", *arguments).output)]
+        return [incident["number"] for incident in json.loads(shown(state, "--json", *arguments).output)]
 
     assert numbers("--kind", "ranks-hung") == [2]
     assert numbers("--node", "n1") == [1]
@@ -134,14 +133,14 @@ def test_they_are_chosen_by_kind_node_and_age(state: Path) -> None:
     assert numbers("--since", "2h") == [3]
     assert numbers("--since", "60m") == []
     for wrong in ("yesterday", "-1d", "nan", "1e9", ""):
-        assert told(state, "--since", wrong).exit_code == 2
+        assert shown(state, "--since", wrong).exit_code == 2
 
 
 def test_what_they_cost_together(state: Path) -> None:
-    text = told(state, "--summary").output
+    text = shown(state, "--summary").output
     assert "2 incidents: 5.60 GPU-hours, and what 1 incident cost is not known" in text
     assert {"2023-W46", "node-dead", "n1"} <= set(text.split())
-    totals = json.loads(told(state, "--summary", "--json").output)
+    totals = json.loads(shown(state, "--summary", "--json").output)
     assert totals["kind"] == [
         {"name": "node-dead", "incidents": 1, "open": 0, "failed": 0, "lost_h": pytest.approx(5.6), "unknown": 0},
         {"name": "ranks-hung", "incidents": 1, "open": 1, "failed": 0, "lost_h": 0.0, "unknown": 1},
@@ -158,11 +157,11 @@ def test_the_shell_offers_the_newest(state: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_json_for_programs(state: Path) -> None:
-    listed = json.loads(told(state, "--json", "--open").output)
+    listed = json.loads(shown(state, "--json", "--open").output)
     assert [incident["id"] for incident in listed] == [OPEN.id]
-    one = json.loads(told(state, "1", "--json").output)
+    one = json.loads(shown(state, "1", "--json").output)
     assert (one["attempt"], one["outcome"], one["actions"][0]["result"]) == ("17.0.0", "recovered", "down")
-    assert [incident["number"] for incident in json.loads(told(state, "--json", "--job", "18").output)] == [2]
+    assert [incident["number"] for incident in json.loads(shown(state, "--json", "--job", "18").output)] == [2]
 
 
 def test_a_task_of_an_array_is_asked_for_by_its_name(state: Path) -> None:
@@ -170,16 +169,17 @@ def test_a_task_of_an_array_is_asked_for_by_its_name(state: Path) -> None:
     hung = Incident(id="19.0.0-ranks-hung", kind="ranks-hung", attempt=attempt, began_unix=1.0, detected_unix=2.0)
     with Journal(state / "watch.sqlite") as journal:
         journal.record_beat(Beat(attempt=attempt, phase=Phase.RUNNING, job_label="12_3", incidents=(hung,)), 3.0)
-    (one,) = json.loads(told(state, "--json", "--job", "12_3").output)
+    (one,) = json.loads(shown(state, "--json", "--job", "12_3").output)
     assert (one["id"], one["job_label"]) == (hung.id, "12_3")
-    assert "12_3.0.0" in told(state, "--job", "12_3").output
-    assert json.loads(told(state, "--json", "--job", "12_4").output) == []
-    assert told(state, "--job", "12_[1-3]").exit_code
+    assert "12_3.0.0" in shown(state, "--job", "12_3").output
+    assert json.loads(shown(state, "--json", "--job", "12_4").output) == []
+    assert shown(state, "--job", "12_[1-3]").exit_code
 
 
 def test_an_unknown_one_is_an_error(state: Path) -> None:
-    done = told(state, "99")
-    assert isinstance(done.exception, IncidentUnknownError)
+    done = shown(state, "99")
+    assert isinstance(done.exception, DeepLinkError)
+    assert "no incident '99' in" in str(done.exception)
     assert "no incident '99'" in str(done.exception)
     assert "deeplink incidents" in done.exception.remedy
 
@@ -189,13 +189,13 @@ def test_an_unknown_one_is_in_none_of_the_jobs_journals(tmp_path: Path) -> None:
         (tmp_path / "jobs" / job).mkdir(parents=True)
         with Journal(tmp_path / "jobs" / job / "journal.sqlite") as journal:
             journal.record_incident(ENDED)
-    problem = told(tmp_path, "19.1").exception
-    assert isinstance(problem, IncidentUnknownError)
+    problem = shown(tmp_path, "19.1").exception
+    assert isinstance(problem, DeepLinkError)
     assert f"the journals of 2 jobs below {tmp_path / 'jobs'}" in str(problem)
 
 
 def test_without_a_journal_the_remedy_is_named(tmp_path: Path) -> None:
-    done = told(tmp_path)
+    done = shown(tmp_path)
     assert isinstance(done.exception, JournalMissingError)
     assert isinstance(done.exception, DeepLinkError)
     assert "--journal" in done.exception.remedy
@@ -203,8 +203,8 @@ def test_without_a_journal_the_remedy_is_named(tmp_path: Path) -> None:
 
 def test_nothing_went_wrong(tmp_path: Path) -> None:
     Journal(tmp_path / "watch.sqlite").close()
-    assert told(tmp_path).output == "no incidents\n"
-    assert told(tmp_path, "--json").output == "[]\n"
+    assert shown(tmp_path).output == "no incidents\n"
+    assert shown(tmp_path, "--json").output == "[]\n"
 
 
 def test_without_a_watchdog_those_of_the_own_jobs_are_listed(tmp_path: Path) -> None:
@@ -216,10 +216,10 @@ def test_without_a_watchdog_those_of_the_own_jobs_are_listed(tmp_path: Path) -> 
             journal.record_incident(incident)
     (tmp_path / "jobs" / "20").mkdir()
     (tmp_path / "jobs" / "20" / "journal.sqlite").touch()  # its launcher was killed while making it
-    listed = told(tmp_path)
+    listed = shown(tmp_path)
     rows = [line.split() for line in listed.output.splitlines() if "n1" in line or "ranks-hung" in line]
     assert [row[0] for row in rows] == ["18.1", "17.1"]
-    assert ENDED.id in told(tmp_path, "17.1").output
-    assert OPEN.id in told(tmp_path, OPEN.id).output
+    assert ENDED.id in shown(tmp_path, "17.1").output
+    assert OPEN.id in shown(tmp_path, OPEN.id).output
     for unknown in ("1", "17.2", "19.1"):
-        assert told(tmp_path, unknown).exit_code == 1
+        assert shown(tmp_path, unknown).exit_code == 1

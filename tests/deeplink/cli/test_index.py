@@ -1,4 +1,4 @@
-"""`deeplink index`: what it says, what it makes anew, and its exit codes."""
+"""`deeplink index`: what it says, what it makes again, and its exit codes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.indexing.index_format import FORMAT
+from deeplink.cache.format.index_format import FORMAT
 from deeplink.cache.reader import Reader
-from deeplink.config import load_config
-from deeplink.types import Version
+from deeplink.core.config import load_config
+from deeplink.core.types import Version
 from tests.cache.agents import small_files, write_tree
 from tests.deeplink.cli.test_pack import Deeplink
 
@@ -56,7 +56,7 @@ def test_show_says_what_a_version_is_made_of(deeplink: Deeplink, packed: Version
     assert "test/" in said
 
 
-def test_a_damaged_index_is_found_and_made_anew(deeplink: Deeplink, packed: Version) -> None:
+def test_a_damaged_index_is_found_and_made_again(deeplink: Deeplink, packed: Version) -> None:
     path = index_file(packed)
     good = path.read_bytes()
     assert deeplink("index", "verify", "digits").out == f"digits@{packed}: whole\n"
@@ -68,14 +68,14 @@ def test_a_damaged_index_is_found_and_made_anew(deeplink: Deeplink, packed: Vers
     assert found["problem"]
     assert "rebuild" in deeplink("index", "verify", "digits").err
     would = deeplink("index", "rebuild", "digits", "--dry-run")
-    assert (would.code, "would be made anew, byte for byte as it was: 30 samples" in would.out) == (0, True)
+    assert (would.code, "would be made again, byte for byte as it was: 30 samples" in would.out) == (0, True)
     assert path.read_bytes() != good
     done = json.loads(deeplink("index", "rebuild", f"digits@{packed[:4]}", "--json").out)
     assert done["restored"] is True
     assert path.read_bytes() == good
 
 
-def test_an_index_is_made_anew_of_another_folder(deeplink: Deeplink, packed: Version, tmp_path: Path) -> None:
+def test_an_index_is_rebuilt_from_another_folder(deeplink: Deeplink, packed: Version, tmp_path: Path) -> None:
     path = index_file(packed)
     good = path.read_bytes()
     (tmp_path / "store").rename(tmp_path / "elsewhere")
@@ -85,7 +85,7 @@ def test_an_index_is_made_anew_of_another_folder(deeplink: Deeplink, packed: Ver
     assert "--from" in nothing.err
     assert f"`deeplink index rebuild digits@{packed}`" in deeplink("index", "show", "digits").err
     made = deeplink("index", "rebuild", "digits", "--from", str(tmp_path / "elsewhere"))
-    assert (made.code, "is made anew, byte for byte as it was" in made.out) == (0, True)
+    assert (made.code, "is made again, byte for byte as it was" in made.out) == (0, True)
     assert path.read_bytes() == good
 
 
@@ -148,7 +148,7 @@ def test_what_says_which_is_the_newest_comes_back(deeplink: Deeplink, packed: Ve
     ended = deeplink("index", "show", "digits")
     assert ended.code != 0
     assert "which version of 'digits' is the newest" in ended.err
-    assert f"`deeplink index rebuild digits@{packed}` says it anew" in ended.err
+    assert f"`deeplink index rebuild digits@{packed}` records it again" in ended.err
     assert deeplink("index", "rebuild", f"digits@{packed}").code == 0
     assert deeplink("index", "show", "digits").code == 0
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.clock import SystemClock
-from tests.scheduler.view.left import launched
-from tests.scheduler.view.programs import TOPOLOGY, Programs, job, nodes
+from deeplink.core.clock import SystemClock
+from tests.scheduler.jobs.left import launched
+from tests.scheduler.jobs.programs import TOPOLOGY, Programs, job, nodes
 from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow

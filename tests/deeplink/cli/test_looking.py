@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.shell_completion import ShellComplete
 
-from deeplink.cache.block import checksum
+from deeplink.cache.format.block import checksum
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
-from deeplink.cache.store import Store
+from deeplink.cache.store.store import Store
 from deeplink.cli import cli
-from deeplink.config import load_config
-from deeplink.types import format_members
+from deeplink.core.config import load_config
+from deeplink.core.types import format_members
 from tests.cache.agents import Agents, config_below, small_files, write_tree
 from tests.deeplink.cli.test_pack import Deeplink
 from tests.waiting import LIMIT_S
@@ -27,7 +27,7 @@ from tests.waiting import LIMIT_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deeplink.config import Config
+    from deeplink.core.config import Config
 
 FILES = small_files(30) | {"readme.txt": b"hello\n", "odd/[ä] ?.txt": b"odd"}
 README_SUM = f"{checksum(FILES['readme.txt']):016x}"
@@ -431,7 +431,7 @@ def test_verify_names_what_is_wrong_here(tmp_path: Path, monkeypatch: Any, capsy
         "index": "its content is that of version",
     }
     assert expected[how] in ended.err
-    assert ("nobody holds it" in ended.out) == (how == "gone")
+    assert ("no node holds it" in ended.out) == (how == "gone")
     assert ("`deeplink warm digits`" in ended.err) == (how != "index")
     assert (f"`deeplink index rebuild digits@{index.version}`" in ended.err) == (how == "index")
     if how != "index":
@@ -439,7 +439,7 @@ def test_verify_names_what_is_wrong_here(tmp_path: Path, monkeypatch: Any, capsy
     assert deeplink("verify", "digits", "--quick").code == (1 if how in {"truncated", "gone"} else 0)
     ended = deeplink("verify", "digits", "--in-place")
     assert ended.code == 1
-    assert {"gone": "nobody holds it", "index": "its content is that of"}.get(how, "head: shard") in ended.err
+    assert {"gone": "no member holds it", "index": "its content is that of"}.get(how, "head: shard") in ended.err
     assert all(line.count("shard ") < 2 for line in ended.err.splitlines())
     assert ("`deeplink warm digits`" in ended.err) == (how != "index")
 

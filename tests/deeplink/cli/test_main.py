@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import pkgutil
 import re
 import subprocess
@@ -15,14 +14,14 @@ from click.testing import CliRunner
 
 import deeplink.cli
 from deeplink.cli import VERBS, cli
-from deeplink.errors import DeepLinkError
-from deeplink.ranges import FiniteRange
+from deeplink.cli.options import FiniteRange
+from deeplink.core.errors import DeepLinkError
 from tests.waiting import LIMIT_S
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_says_in_its_module_what_the_table_says(verb: str) -> None:
-    command = importlib.import_module(f"deeplink.cli.{verb}").command
+    command = cli.get_command(click.Context(cli), verb)
     assert isinstance(command, click.Command)
     assert command.help
     # The module may say more before the line ends ("..., until SIGTERM."), not something else.
@@ -33,7 +32,7 @@ def commands() -> list[tuple[str, ...]]:
     """Return every verb, and every verb of a verb."""
     found: list[tuple[str, ...]] = []
     for verb in VERBS:
-        command = importlib.import_module(f"deeplink.cli.{verb}").command
+        command = cli.get_command(click.Context(cli), verb)
         below = command.commands if isinstance(command, click.Group) else ()
         found += [(verb,), *((verb, name) for name in below)]
     return found
@@ -61,7 +60,22 @@ def test_no_number_of_a_verb_may_be_nan_or_infinite(words: tuple[str, ...]) -> N
 
 def test_every_module_is_a_verb_or_the_part_of_one() -> None:
     for found in pkgutil.iter_modules(deeplink.cli.__path__):
-        assert found.name in VERBS or found.name.partition("_")[0] in VERBS
+        assert found.name in {*VERBS, "options", "output", "samples"} or found.name.partition("_")[0] in VERBS
+
+
+def test_no_verb_imports_more_than_click_before_it_is_called() -> None:
+    program = """
+import sys, click
+from deeplink.cli import VERBS, cli
+before = set(sys.modules)
+for verb in VERBS:
+    cli.get_command(click.Context(cli), verb)
+tops = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*sorted(tops - {*sys.stdlib_module_names, "benchmarks", "click", "deeplink"}))
+"""
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    assert done.stdout.split() == []
 
 
 def test_help_lists_every_verb() -> None:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from deeplink.cache.reader import Reader
-from deeplink.cache.store import Store
+from deeplink.cache.store.store import Store
 from deeplink.cli import main
-from deeplink.config import load_config
-from deeplink.types import format_members
+from deeplink.core.config import load_config
+from deeplink.core.types import format_members
 from tests.cache.agents import Agents, small_files, write_tree
 from tests.waiting import LIMIT_S
 

@@ -16,28 +16,32 @@ import pytest
 from click.testing import CliRunner
 
 from deeplink.cli import cli
-from deeplink.cli.plan_life import LEAST_S, PlannerLifetime, live, user_name
-from deeplink.cli.plan_surveying import MOST_AT_ONCE, BackgroundPrefetch, surveyed
-from deeplink.clock import ManualClock
-from deeplink.config import Config
-from deeplink.scheduler.model.constants import Constants
-from deeplink.scheduler.model.stored import constants_text
-from deeplink.scheduler.planner.cluster_state import PlannerCluster
-from deeplink.scheduler.planner.lock import PlannerRunsError, holding, lock_path
-from deeplink.scheduler.planner.loop import Planner
-from deeplink.scheduler.planner.queue import parse_queue
-from deeplink.scheduler.planner.reconcile import Mine
+from deeplink.core.clock import ManualClock
+from deeplink.core.config import Config
+from deeplink.core.types import NodeName
+from deeplink.ops.waiting_jobs import MOST_AT_ONCE, BackgroundPrefetch, surveyed
+from deeplink.scheduler.jobs.job_view import me
+from deeplink.scheduler.placement.hint import decision
+from deeplink.scheduler.placement.hint.decision import Ask, Decision, HintKind, Recorded, Why
+from deeplink.scheduler.placement.hint.planner import (
+    LEAST_S,
+    Planner,
+    PlannerRunsError,
+    holding,
+    live,
+    planner_file,
+)
+from deeplink.scheduler.placement.hint.reconcile import Mine, SurveyedCluster
+from deeplink.scheduler.placement.hint.waiting import parse_queue
+from deeplink.scheduler.placement.model.constants import Constants, constants_text
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandMissingError
-from deeplink.scheduler.wish import record
-from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Recorded, Why
-from deeplink.types import NodeName
-from tests.scheduler.planner.simulated import survey_of
+from tests.scheduler.placement.hint.simulated import survey_of
 
 SQUEUE = f"""#!/usr/bin/env python3
 import sys
 separator = sys.argv[-1].removeprefix("%A").partition("%")[0]
-print("7|7|PENDING|Resources|{user_name()}|main|2|5|||(null)|(null)|||".replace("|", separator))
+print("7|7|PENDING|Resources|{me()}|main|2|5|||(null)|(null)|||".replace("|", separator))
 """
 SCONTROL = """#!/bin/sh
 [ "$1" = update ] && echo "$@" >> "$DONE"
@@ -62,7 +66,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DONE", str(tmp_path / "done"))
     monkeypatch.delenv("SLURM_CONF", raising=False)
     made = Recorded(unix=1.0, by="sbatch", ask=Ask(nodes=2, partition="main"), decision=FEW)
-    record.append(record.job_folder(tmp_path / "state", 7), made)
+    decision.append(decision.job_folder(tmp_path / "state", 7), made)
     return tmp_path / "state"
 
 
@@ -74,7 +78,7 @@ def said(*words: str, code: int = 0) -> dict[str, Any]:
 
 def test_one_look_changes_what_is_to_be_changed_and_a_dry_run_nothing(state: Path, tmp_path: Path) -> None:
     dry = said("--dry-run")
-    # sinfo names no node: the job can never run there, which is no reason to leave it a wish.
+    # sinfo names no node: the job can never run there, which is no reason to leave it a hint.
     assert (dry["job"], dry["deed"], dry["changes"], dry["done"]) == (
         "7",
         "drop",
@@ -84,19 +88,19 @@ def test_one_look_changes_what_is_to_be_changed_and_a_dry_run_nothing(state: Pat
     assert not (tmp_path / "done").exists()
     assert said("--job", "7")["done"] is True
     assert (tmp_path / "done").read_text() == "update jobid=7 Switches=2@00:00:00\n"
-    assert record.read(record.job_folder(state, 7))[-1].by == "plan"
+    assert decision.read(decision.job_folder(state, 7))[-1].by == "plan"
     text = CliRunner().invoke(cli, ["plan", "--once"])
     assert text.exit_code == 0
     assert "leave" in text.stdout
 
 
-def test_what_slurm_refuses_is_told_and_fails(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_slurm_refuses_is_reported_and_fails(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REFUSED", "yes")
     assert said(code=1)["problem"] == "Access denied"
 
 
 def test_another_planner_is_named(state: Path) -> None:
-    with holding(lock_path(state, {}), 1.0):
+    with holding(planner_file(state, {}, "lock"), 1.0):
         done = CliRunner().invoke(cli, ["plan", "--once"])
         assert isinstance(done.exception, PlannerRunsError)
         assert str(os.getpid()) in str(done.exception)
@@ -126,7 +130,7 @@ def signals() -> Iterator[None]:
 def planner(tmp_path: Path, rounds: list[str], said: list[str]) -> Planner:
     """Return one whose squeue tells these states of job 7, the last one for ever."""
     made = Recorded(unix=1.0, by="sbatch", ask=Ask(nodes=2, exclusive=True), decision=FEW)
-    record.append(record.job_folder(tmp_path, 7), made)
+    decision.append(decision.job_folder(tmp_path, 7), made)
 
     def run(argv: Sequence[str], /, *, timeout_s: float = 0.0) -> str:
         if argv[0] != "squeue":
@@ -143,7 +147,7 @@ def planner(tmp_path: Path, rounds: list[str], said: list[str]) -> Planner:
         slurm=Slurm(run),
         user="me",
         state=tmp_path,
-        ground=lambda _jobs: survey_of(set()),
+        survey=lambda _jobs: survey_of(set()),
         clock=ManualClock(),
         say=said.append,
     )
@@ -151,31 +155,32 @@ def planner(tmp_path: Path, rounds: list[str], said: list[str]) -> Planner:
 
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize(
-    ("life", "rounds"),
+    ("job", "until_idle", "act", "rounds"),
     [
-        (PlannerLifetime(job=7, until_idle=False, locked=True), ["PENDING", "PENDING", "RUNNING"]),
-        (PlannerLifetime(job=7, until_idle=False, locked=True), ["PENDING", ""]),  # cancelled, or forgotten
-        (PlannerLifetime(job=None, until_idle=True, locked=True), ["PENDING", "", "", ""]),
-        (
-            PlannerLifetime(job=None, until_idle=True, locked=True),
-            ["", "", "PENDING", "PENDING", "", "", ""],
-        ),  # one came late
-        (PlannerLifetime(job=None, until_idle=False, locked=False), ["PENDING", "TERM"]),
+        (7, False, True, ["PENDING", "PENDING", "RUNNING"]),
+        (7, False, True, ["PENDING", ""]),  # cancelled, or forgotten
+        (None, True, True, ["PENDING", "", "", ""]),
+        (None, True, True, ["", "", "PENDING", "PENDING", "", "", ""]),  # one came late
+        (None, False, False, ["PENDING", "TERM"]),
     ],
     ids=["started", "cancelled", "idle", "came as it was ending", "terminated"],
 )
-def test_it_ends_when_nobody_needs_it(tmp_path: Path, life: PlannerLifetime, rounds: list[str]) -> None:
+def test_it_ends_when_no_job_needs_it(
+    tmp_path: Path, job: int | None, until_idle: bool, act: bool, rounds: list[str]
+) -> None:
     left = list(rounds)
-    live(planner(tmp_path, left, []), life)
+    looking = planner(tmp_path, left, [])
+    looking.only, looking.act = job, act
+    live(looking, until_idle=until_idle)
     assert len(left) == 1
 
 
 @pytest.mark.usefixtures("signals")
 def test_one_that_is_not_needed_ends_without_a_word(tmp_path: Path) -> None:
-    with holding(lock_path(tmp_path, os.environ), 1.0):
-        live(planner(tmp_path, ["PENDING"], []), PlannerLifetime(job=None, until_idle=True, locked=True))
+    with holding(planner_file(tmp_path, os.environ, "lock"), 1.0):
+        live(planner(tmp_path, ["PENDING"], []), until_idle=True)
         with pytest.raises(PlannerRunsError):
-            live(planner(tmp_path, ["PENDING"], []), PlannerLifetime(job=None, until_idle=False, locked=True))
+            live(planner(tmp_path, ["PENDING"], []), until_idle=False)
 
 
 @pytest.mark.usefixtures("signals")
@@ -185,15 +190,16 @@ def test_a_job_that_is_submitted_during_a_round_is_looked_at_at_once_but_not_fas
     rounds = ["PENDING"] * 20 + ["TERM"]
     looking = planner(tmp_path, rounds, [])
     asked: list[float] = []
-    surveyed = looking.ground
+    surveyed = looking.survey
 
-    def ground(jobs: Sequence[Mine]) -> PlannerCluster:
+    def counted(jobs: Sequence[Mine]) -> SurveyedCluster:
         asked.append(looking.clock.monotonic())
         (tmp_path / "jobs" / str(100 + len(asked))).mkdir()
         return surveyed(jobs)
 
-    looking.ground = ground
-    live(looking, PlannerLifetime(job=None, until_idle=False, locked=False))
+    looking.survey = counted
+    looking.act = False
+    live(looking, until_idle=False)
     assert [later - before for before, later in pairwise(asked)] == [LEAST_S] * 19
 
 

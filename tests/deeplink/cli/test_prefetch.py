@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from deeplink.cache import ownership
+from deeplink.cache import membership
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.index import Index
+from deeplink.cache.format.index import Index
 from deeplink.cache.packer import pack
 from deeplink.cli import cli
-from deeplink.config import Config
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.wish import record
-from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Recorded, Why
-from deeplink.types import NodeName, format_members
+from deeplink.core.config import Config
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.types import NodeName, format_members
+from deeplink.scheduler.placement.hint import decision as record
+from deeplink.scheduler.placement.hint.decision import Ask, Decision, HintKind, Recorded, Why
 from tests.cache.agents import config_below, small_files, write_tree
 from tests.cache.keepers import Keepers
 
@@ -62,23 +62,23 @@ def said(*words: str, code: int = 0) -> list[dict[str, Any]]:
     return [dict(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def wished(config: Config, tmp_path: Path, *nodes: str) -> None:
+def hinted(config: Config, tmp_path: Path, *nodes: str) -> None:
     decision = Decision(kind=HintKind.NODES, why=Why.FREE_NOW, words="", nodes=tuple(map(NodeName, nodes)))
     line = Recorded(unix=1.0, by="plan", ask=Ask(nodes=len(nodes), data=("digits",)), decision=decision)
     record.append(record.job_folder(tmp_path / "state", 7), line)
 
 
-def test_the_wished_nodes_bring_what_they_will_own_and_only_what_they_lack(
+def test_the_hinted_nodes_bring_what_they_will_own_and_only_what_they_lack(
     agents: Keepers, index: Index, config: Config, tmp_path: Path
 ) -> None:
-    wished(config, tmp_path, "n0", "n1")
+    hinted(config, tmp_path, "n0", "n1")
     (dry,) = said("7", "--replicas", "1", "--dry-run")
     assert dry["copies"] == sum(dry["to_bring"].values()) == len(index.shards)
     (done,) = said("7", "--replicas", "1")
     assert done["came"] == len(index.shards)
     assert 0 < sum(done["brought"].values()) <= done["bytes"]
     for entry in index.shards:
-        (owner,) = ownership.owners(entry.id, [NodeName("n0"), NodeName("n1")], 1)
+        (owner,) = membership.owners(entry.id, [NodeName("n0"), NodeName("n1")], 1)
         store = agents.running[owner].store
         assert store.is_verified(entry.id)
     (again,) = said("7", "digits", "--replicas", "1")

@@ -12,14 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from deeplink.cli import cli
-from deeplink.errors import DeepLinkError
-from deeplink.scheduler.launch.backend import NoAllocationError
-from deeplink.scheduler.launch.container import ContainerError
+from deeplink.core.errors import DeepLinkError
+from deeplink.scheduler.launch.environment import RECIPES
+from deeplink.scheduler.launch.errors import LaunchError
 from deeplink.scheduler.launch.launch_spec import LaunchSpec
-from deeplink.scheduler.launch.recipes import RECIPES
-from deeplink.scheduler.launch.shape import RankLayoutError
-from deeplink.scheduler.topology.groups import GroupSizeError
-from deeplink.scheduler.topology.order import TooFewNodesError
+from deeplink.scheduler.topology.groups import RankOrderError
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +50,7 @@ def test_nodes_beyond_nnodes_rest() -> None:
     assert (len(found["nodes"]), len(found["spares"])) == (1, 2)
 
 
-def test_groups_of_ranks_are_told() -> None:
+def test_groups_of_ranks_are_shown() -> None:
     words = (
         "--local",
         "4",
@@ -81,7 +78,7 @@ def test_groups_of_ranks_from_the_jobs_environment(monkeypatch: pytest.MonkeyPat
 
 
 def test_groups_that_do_not_divide_the_ranks_are_refused_before_anything_starts() -> None:
-    with pytest.raises(GroupSizeError) as caught:
+    with pytest.raises(RankOrderError) as caught:
         plan("--local", "3", "--group-size", "2", "--", "true")
     assert caught.value.exit_code == 2
 
@@ -116,13 +113,13 @@ def test_a_dry_run_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [["--spares", "2"], ["--nnodes", "3"], ["--nnodes", "2", "--spares", "1"]])
 def test_more_nodes_than_there_are(words: list[str]) -> None:
-    with pytest.raises(TooFewNodesError) as caught:
+    with pytest.raises(RankOrderError) as caught:
         plan("--local", "2", *words, "--", "true")
     assert caught.value.exit_code == 2
 
 
 def test_outside_of_a_job_the_remedies_are_named() -> None:
-    with pytest.raises(NoAllocationError) as caught:
+    with pytest.raises(LaunchError) as caught:
         plan("--", "true")
     assert "sbatch" in caught.value.remedy
     assert "--local" in caught.value.remedy
@@ -156,7 +153,7 @@ def test_gpus_that_the_user_asks_srun_for_are_not_weighed(tmp_path: Path, monkey
     for name, value in job.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(RankLayoutError, match="differ in them"):
+    with pytest.raises(LaunchError, match="differ in them"):
         plan("--srun-option=--gres-flags=disable-binding", "--", "true")
     found = plan("--srun-option=--gres=gpu:1", "--", "true")
     assert (found["ranks"], "--gres=gpu:1" in found["argv"]) == ([2, 2], True)
@@ -222,7 +219,7 @@ def test_a_topology_that_cannot_be_read_is_a_warning_and_no_reason_not_to_run(
 
 
 def test_a_mount_that_is_none_is_refused_before_anything_starts() -> None:
-    with pytest.raises(ContainerError):
+    with pytest.raises(LaunchError):
         plan("--local", "1", "--container", "i", "--container-runtime", "apptainer", "--container-mount", "x", "y")
 
 

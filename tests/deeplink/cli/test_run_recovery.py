@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from deeplink.cli.run_recovery import RecoveryOptions, recovery_options
+from deeplink.cli.run import RecoveryOptions, recovery_options
 
 
 @pytest.mark.parametrize(

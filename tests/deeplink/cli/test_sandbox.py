@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from deeplink.cli.sandbox import command
-from deeplink.scheduler.sandbox import programs
-from deeplink.scheduler.sandbox.errors import SlurmMissingError
+from deeplink.scheduler.testbed import programs
+from deeplink.scheduler.testbed.errors import SlurmMissingError
 from tests.waiting import LIMIT_S
 
 

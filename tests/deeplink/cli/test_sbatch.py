@@ -18,20 +18,19 @@ import pytest
 from grpc_health.v1 import health, health_pb2
 from prometheus_client import CollectorRegistry
 
-from deeplink.cli.plan_life import user_name
-from deeplink.clock import ManualClock
-from deeplink.metrics import WatchMetrics
-from deeplink.scheduler.model.constants import Constants, LinkSpeed
-from deeplink.scheduler.model.stored import constants_text
-from deeplink.scheduler.sandbox.processes import ProcessId
-from deeplink.scheduler.watch.agreement import BINDINGS, bindings_of
-from deeplink.scheduler.watch.heartbeats import HeartbeatTable
-from deeplink.scheduler.watch.journal import Journal
+from deeplink.core.clock import ManualClock
+from deeplink.core.metrics import WatchMetrics
+from deeplink.scheduler.jobs.job_view import me
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.liveness.heartbeats import HeartbeatTable
+from deeplink.scheduler.liveness.watchdog_client import BINDINGS, bindings_of
+from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed, constants_text
+from deeplink.scheduler.testbed.processes import ProcessId
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
 from tests.scheduler.watch.callers import authorizer
 from tests.waiting import LIMIT_S
 
-# With --test-only it says when and where: on the nodes of `plain`, or with nodes named when `wished` says so.
+# With --test-only it says when and where: on the nodes of `plain`, or with nodes named when `hinted` says so.
 FAKE = f"""#!{sys.executable}
 import json, os, sys
 argv = sys.argv[1:]
@@ -48,7 +47,7 @@ open(here, "w").write(json.dumps(facts))
 print(os.environ.get("SAYS", "Submitted batch job 12"))
 sys.exit(3)
 """
-WISHED = ["--nodelist=n0,n1,n2,n3", "--comment=deeplink-wish=n[0-3]"]
+HINTED = ["--nodelist=n0,n1,n2,n3", "--comment=deeplink-wish=n[0-3]"]
 ADDED = ["--requeue", "--open-mode=append"]
 SOON, LATER = "2030-01-01T00:00:00", "2030-01-01T02:00:00"
 
@@ -118,7 +117,7 @@ class Watchdog:
 
 @pytest.fixture
 def watchdog(tmp_path: Path) -> Iterator[Watchdog]:
-    """A watchdog that agreed to look after nodes wished by name."""
+    """A watchdog that agreed to look after nodes hinted by name."""
     with serving(tmp_path / "watch.sqlite") as found:
         found.agrees(well=True)
         yield found
@@ -146,7 +145,7 @@ def sbatch(env: dict[str, str], *words: str, stdin: str = "") -> subprocess.Comp
     return subprocess.run(argv, env=env, input=stdin, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
-def told(env: dict[str, str]) -> dict[str, Any]:
+def received(env: dict[str, str]) -> dict[str, Any]:
     facts: dict[str, Any] = json.loads(Path(env["TOLD"]).read_text())
     return facts
 
@@ -168,7 +167,7 @@ def held(env: dict[str, str], sizes: dict[str, int], total: int) -> None:
 def test_what_sbatch_says_and_its_exit_code_come_back(env: dict[str, str]) -> None:
     done = sbatch(env, "-N2", "job.sh", "a b", "--help")
     assert (done.returncode, done.stdout, done.stderr) == (3, "Submitted batch job 12\n", "")
-    assert told(env)["argv"] == [*ADDED, "-N2", "job.sh", "a b", "--help"]
+    assert received(env)["argv"] == [*ADDED, "-N2", "job.sh", "a b", "--help"]
     assert record(env)[0]["decision"]["why"] == "unknown"
 
 
@@ -176,28 +175,28 @@ def test_the_scripts_directives_are_read(env: dict[str, str], tmp_path: Path) ->
     script = tmp_path / "job.sh"
     script.write_text("#!/bin/bash\n#SBATCH --no-requeue\n#DEEPLINK --spares 1\n")
     sbatch(env, "-N2", str(script))
-    assert told(env)["argv"] == ["--no-kill", "--open-mode=append", "-N2", str(script)]
-    assert told(env)["env"]["DEEPLINK_SPARES"] == "1"
+    assert received(env)["argv"] == ["--no-kill", "--open-mode=append", "-N2", str(script)]
+    assert received(env)["env"]["DEEPLINK_SPARES"] == "1"
 
 
 def test_a_script_without_a_shebang_is_for_sbatch_to_judge(env: dict[str, str], tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_bytes(b"\xff\xfe no script at all\n")
     sbatch(env, str(script))
-    assert told(env)["argv"] == [*ADDED, str(script)]
+    assert received(env)["argv"] == [*ADDED, str(script)]
 
 
 def test_a_script_on_standard_input_arrives_whole(cluster: dict[str, str]) -> None:
     script = "#!/bin/bash\n#SBATCH --open-mode=truncate\necho ünï $HOME\n" + "# much\n" * 20_000
     sbatch(cluster, "-N4", stdin=script)
-    assert told(cluster)["stdin"] == script
-    assert told(cluster)["argv"] == ["--requeue", "-N4"]
+    assert received(cluster)["stdin"] == script
+    assert received(cluster)["argv"] == ["--requeue", "-N4"]
 
 
 def test_the_stand_ins_are_made_and_put_in_front(env: dict[str, str], tmp_path: Path) -> None:
     sbatch(env, "--deeplink-shim", "--deeplink-spares", "1", "-N2", "job.sh")
     folder = tmp_path / ".local/state/deeplink/shim"
-    found = told(env)["env"]
+    found = received(env)["env"]
     assert found["PATH"].split(":")[0] == str(folder)
     assert (found["DEEPLINK_SHIM"], found["DEEPLINK_SPARES"]) == (str(folder), "1")
     assert os.access(folder / "srun", os.X_OK)
@@ -243,27 +242,27 @@ def test_no_sbatch_at_all(env: dict[str, str], tmp_path: Path) -> None:
 def test_slurms_choice_is_left_alone_where_it_is_as_good(cluster: dict[str, str]) -> None:
     done = sbatch(cluster, "-N4", "--exclusive", "job.sh")
     assert (done.returncode, done.stdout, done.stderr) == (3, "Submitted batch job 12\n", "")
-    assert told(cluster)["argv"] == [*ADDED, "-N4", "--exclusive", "job.sh"]
+    assert received(cluster)["argv"] == [*ADDED, "-N4", "--exclusive", "job.sh"]
     (line,) = record(cluster)
     assert (line["decision"]["why"], line["decision"]["expected"]) == ("as good", ["n4", "n5", "n6", "n7"])
-    assert line["done"] == ["sbatch", *told(cluster)["argv"]]
+    assert line["done"] == ["sbatch", *received(cluster)["argv"]]
 
 
-def test_nodes_that_hold_the_data_are_wished_by_name(cluster: dict[str, str]) -> None:
+def test_nodes_that_hold_the_data_are_hinted_by_name(cluster: dict[str, str]) -> None:
     held(cluster, {"n0": 40, "n1": 30, "n2": 30, "n3": 5}, 100)
     done = sbatch(cluster, "-N4", "--exclusive", "--deeplink-data=images", "job.sh")
     assert done.stderr == ""
-    assert told(cluster)["argv"] == [*WISHED, *ADDED, "-N4", "--exclusive", "job.sh"]
+    assert received(cluster)["argv"] == [*HINTED, *ADDED, "-N4", "--exclusive", "job.sh"]
     decision = record(cluster)[0]["decision"]
     assert (decision["kind"], decision["candidates"][0]["percent_local"]) == ("nodes", 100.0)
     assert "n4, n5, n6, n7" in decision["words"]
 
 
-def test_a_wish_with_which_the_job_would_start_later_is_dropped(cluster: dict[str, str]) -> None:
+def test_a_hint_with_which_the_job_would_start_later_is_dropped(cluster: dict[str, str]) -> None:
     held(cluster, {"n0": 100}, 100)
     foresees(cluster, wished=(LATER, "n[0-3]"))
     sbatch(cluster, "-N4", "--exclusive", "--deeplink-data=images", "job.sh")
-    assert told(cluster)["argv"] == [*ADDED, "-N4", "--exclusive", "job.sh"]
+    assert received(cluster)["argv"] == [*ADDED, "-N4", "--exclusive", "job.sh"]
     assert record(cluster)[0]["decision"]["why"] == "later with it"
 
 
@@ -272,7 +271,7 @@ def near_its_data(cluster: dict[str, str], *words: str) -> tuple[dict[str, Any],
     if not Path(cluster["HOME"], ".local/share").exists():
         held(cluster, {"n0": 40, "n1": 30, "n2": 30, "n3": 5}, 100)
     sbatch(cluster, "-N4", "--exclusive", "--deeplink-data=images", *words, "job.sh")
-    named = [word for word in told(cluster)["argv"] if word.startswith("--nodelist=")]
+    named = [word for word in received(cluster)["argv"] if word.startswith("--nodelist=")]
     return record(cluster)[-1]["decision"], "".join(named)
 
 
@@ -307,7 +306,7 @@ def test_a_watchdog_of_the_user_alone_does_not_count_on_the_loopback(
     cluster: dict[str, str], tmp_path: Path
 ) -> None:
     with serving(tmp_path / "own.sqlite") as own:
-        own.health.set(bindings_of(user_name()), health_pb2.HealthCheckResponse.SERVING)
+        own.health.set(bindings_of(me()), health_pb2.HealthCheckResponse.SERVING)
         port = own.address.rpartition(":")[2]
         for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]"):
             decision, named = near_its_data({**cluster, "DEEPLINK_WATCH": f"{host}:{port}"})
@@ -327,7 +326,7 @@ def test_what_a_watchdog_said_on_another_host_is_asked_for_again(
 
 def test_what_its_user_wrote_about_the_job_stays(cluster: dict[str, str]) -> None:
     near_its_data(cluster, "--comment", "mine", "--time=5")
-    argv = told(cluster)["argv"]
+    argv = received(cluster)["argv"]
     assert argv[:2] == ["--nodelist=n0,n1,n2,n3", "--comment=deeplink-wish=n[0-3] | mine"]
     assert argv[-2:] == ["--time=5", "job.sh"]
     assert "mine" not in argv
@@ -342,10 +341,10 @@ def test_the_sites_own_topology_counts(cluster: dict[str, str], tmp_path: Path) 
     foresees(env, wished=(SOON, "n[0,2,4,6]"))
     for _ in range(2):  # the second time from the compiled file
         sbatch(env, "-N4", "--exclusive", "job.sh")
-        assert "--nodelist=n0,n2,n4,n6" in told(env)["argv"]
+        assert "--nodelist=n0,n2,n4,n6" in received(env)["argv"]
     fabric.write_text("switches:\n  a: {nodes: 'n[0-1,6-7]'}\n  b: {nodes: 'n[2-5]'}\n  c: {switches: [a, b]}\n")
     sbatch(env, "-N4", "--exclusive", "job.sh")
-    assert "--nodelist=n0,n1,n6,n7" in told(env)["argv"]
+    assert "--nodelist=n0,n1,n6,n7" in received(env)["argv"]
 
 
 @pytest.mark.parametrize("text", ["", "\x00 nothing\n- [", None])
@@ -368,7 +367,7 @@ def test_what_no_placement_can_meet_is_said_and_left_to_slurm(cluster: dict[str,
     assert done.stderr == "deeplink: 9 nodes wanted; partition main has 8\n"
 
 
-def test_data_that_nobody_knows_of_is_said(cluster: dict[str, str]) -> None:
+def test_data_that_is_not_known_is_reported(cluster: dict[str, str]) -> None:
     done = sbatch(cluster, "-N4", "--exclusive", "--deeplink-data=faces", "job.sh")
     assert done.returncode == 3
     assert done.stderr.startswith("deeplink: where faces lies is not known")
@@ -380,10 +379,10 @@ def test_who_has_patience_waits_for_few_leaves(cluster: dict[str, str], tmp_path
         nodes = nodes.replace(f"{name}|main*|up|infinite|NO|idle", f"{name}|main*|up|infinite|NO|allocated")
     (tmp_path / "nodes").write_text(nodes)
     sbatch(cluster, "-N3", "--exclusive", "--deeplink-patience=1", "job.sh")
-    assert "--switches=1@00:01:00" in told(cluster)["argv"]
+    assert "--switches=1@00:01:00" in received(cluster)["argv"]
     foresees(cluster, plain=(SOON, "n[2-3,7]"))
     sbatch(cluster, "-N3", "--exclusive", "job.sh")
-    assert told(cluster)["argv"] == [*ADDED, "-N3", "--exclusive", "job.sh"]
+    assert received(cluster)["argv"] == [*ADDED, "-N3", "--exclusive", "job.sh"]
 
 
 def test_placement_can_be_turned_off(cluster: dict[str, str], tmp_path: Path) -> None:
@@ -399,9 +398,9 @@ def test_a_dry_run_tells_the_placement(cluster: dict[str, str], tmp_path: Path) 
     script.write_text("#!/bin/sh\n#SBATCH -N4 --exclusive\n#DEEPLINK --data images\n")
     done = sbatch(cluster, "--dry-run", str(script))
     lines = done.stdout.splitlines()
-    assert lines[0] == f"sbatch {shlex.join([*WISHED, *ADDED, str(script)])}"
+    assert lines[0] == f"sbatch {shlex.join([*HINTED, *ADDED, str(script)])}"
     assert lines[1:3] == ["script: #SBATCH -N4 --exclusive", "script: #DEEPLINK --data images"]
-    assert lines[3] == "placement: 4 nodes wished by name"
+    assert lines[3] == "placement: 4 nodes hinted by name"
     assert "n0,n1,n2,n3" in done.stdout.split("local  nodes", 1)[1]
     said = json.loads(sbatch(cluster, "--dry-run", "--deeplink-json", str(script)).stdout)
     assert said["command"] == shlex.split(lines[0])
@@ -418,7 +417,7 @@ def test_where_nothing_can_be_noted_no_nodes_are_named(cluster: dict[str, str], 
     assert (done.returncode, done.stdout) == (3, "Submitted batch job 12\n")
     assert "job 12 is submitted" in done.stderr
     assert Path(f"{cluster['TOLD']}.calls").read_text() == "called\n"
-    assert told(cluster)["argv"][0] == ADDED[0]
+    assert received(cluster)["argv"][0] == ADDED[0]
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
@@ -458,7 +457,7 @@ def test_parsable_output_of_a_cluster_has_its_id_found(cluster: dict[str, str]) 
     assert record(cluster, 77)
 
 
-def test_nobody_reads_what_it_prints(cluster: dict[str, str]) -> None:
+def test_a_closed_output_does_not_stop_it(cluster: dict[str, str]) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "deeplink", "sbatch", "-N4", "job.sh"],
         env=cluster,
@@ -487,8 +486,8 @@ def test_what_interrupts_us_reaches_sbatch_and_ends_us_alike(cluster: dict[str, 
 IMPATIENT = """
 import sys
 from deeplink.cli import main, sbatch
-from deeplink.scheduler.wish import survey
-sbatch.PING_S, survey.ANSWER_S = float(sys.argv.pop()), 0.5
+from deeplink.scheduler.placement.hint import making
+sbatch.PING_S, making.ANSWER_S = float(sys.argv.pop()), 0.5
 sys.argv = ["deeplink", "sbatch", *sys.argv[1:]]
 main()
 """
@@ -509,14 +508,14 @@ def test_a_controller_that_hangs_is_said_in_bounded_time(env: dict[str, str], tm
     assert ProcessId.of(int((tmp_path / "pid").read_text())) is None
 
 
-def test_a_controller_that_is_slow_leads_to_a_submission_without_a_wish(env: dict[str, str]) -> None:
+def test_a_controller_that_is_slow_leads_to_a_submission_without_a_hint(env: dict[str, str]) -> None:
     program(env, "sinfo", "exec sleep 60")
     program(env, "scontrol", "case $1 in ping) exit 0;; esac; exec sleep 60")
     done = impatient(env, 10.0, "-N2", "job.sh")
     assert (done.returncode, done.stdout) == (3, "Submitted batch job 12\n")
-    assert "deeplink: no nodes are wished for" in done.stderr
+    assert "deeplink: no nodes are hinted" in done.stderr
     assert "did not answer within 0.5 s" in done.stderr
-    assert told(env)["argv"] == [*ADDED, "-N2", "job.sh"]
+    assert received(env)["argv"] == [*ADDED, "-N2", "job.sh"]
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--usage"], ["-V"], ["-Mother"]])
@@ -532,8 +531,8 @@ def test_a_controller_that_is_down_is_for_sbatch_to_say(
 ) -> None:
     done = sbatch(env, *words, stdin="#!/bin/sh\n")
     assert (done.returncode, done.stdout, done.stderr) == (3, "Submitted batch job 12\n", "")
-    assert told(env)["stdin"] == "#!/bin/sh\n"
-    assert told(env)["argv"] == [*ADDED, *words]
+    assert received(env)["stdin"] == "#!/bin/sh\n"
+    assert received(env)["argv"] == [*ADDED, *words]
     assert (tmp_path / "scontrol").read_text() == "ping\n"
 
 
@@ -623,7 +622,7 @@ def test_numpy_is_loaded_where_there_is_a_profile(profiled: dict[str, str], tmp_
     assert done.stdout.splitlines()[-1] == "['ClusterShell', 'numpy']"
 
 
-def test_what_may_be_submitted_anew_is_kept_for_that_and_for_its_user_alone(
+def test_what_may_be_submitted_again_is_kept_for_that_and_for_its_user_alone(
     cluster: dict[str, str], tmp_path: Path
 ) -> None:
     script = tmp_path / "job.sh"
@@ -631,7 +630,7 @@ def test_what_may_be_submitted_anew_is_kept_for_that_and_for_its_user_alone(
     sbatch({**cluster, "COLOUR": "blue"}, "-N4", "--exclusive", str(script), "a b")
     path = Path(cluster["HOME"], ".local/state/deeplink/jobs/12/submission.json")
     kept = json.loads(path.read_text())
-    assert kept["argv"] == ["sbatch", *ADDED, "-N4", "--exclusive", str(script), "a b"], "without the wish"
+    assert kept["argv"] == ["sbatch", *ADDED, "-N4", "--exclusive", str(script), "a b"], "without the hint"
     assert (kept["script"], kept["env"]["COLOUR"]) == (script.read_text(), "blue")
     assert path.stat().st_mode & 0o777 == 0o600
 

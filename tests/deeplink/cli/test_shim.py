@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.slurm.programs import make_stand_ins
+from deeplink.scheduler.slurm.command import make_stand_ins
 from tests.waiting import LIMIT_S
 
 

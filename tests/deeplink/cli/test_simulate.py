@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from deeplink.cli import cli
-from deeplink.errors import DeepLinkError
+from deeplink.cli import cli, simulate
+from deeplink.core.errors import DeepLinkError
 from tests.waiting import LIMIT_S
 
 ROWS = "\n".join(f"{60 * row},{100 + row},{[1, 2, 8, 16][row % 4]}" for row in range(200))
@@ -102,3 +102,12 @@ def test_an_interrupt_ends_it_and_leaves_nothing(trace: Path, tmp_path: Path) ->
     assert out == ""
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == [trace]
+
+
+def test_an_installed_package_says_where_the_study_is(tmp_path: Path) -> None:
+    nowhere = simulate.found(tmp_path)
+    done = CliRunner().invoke(nowhere, ["philly.csv", "--nodes", "176"])
+    assert isinstance(done.exception, DeepLinkError)
+    assert done.exception.exit_code == 2
+    assert "checkout" in done.exception.remedy
+    assert CliRunner().invoke(nowhere, ["--help"]).exit_code == 0

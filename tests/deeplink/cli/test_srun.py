@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduler.view.programs import TOPOLOGY, Programs
+from tests.scheduler.jobs.programs import TOPOLOGY, Programs
 from tests.waiting import LIMIT_S
 
 SRUN = f"""#!{sys.executable} -S
@@ -93,8 +93,8 @@ def imported(modules: str) -> set[str]:
 
 
 def test_srun_imports_next_to_nothing_and_looking_at_jobs_nothing_heavy() -> None:
-    srun_path = "deeplink.cli.srun, deeplink.scheduler.launch.interactive, deeplink.scheduler.slurm.cached"
+    srun_path = "deeplink.cli.srun, deeplink.scheduler.launch.srun_shim, deeplink.scheduler.slurm.cached"
     assert not imported(srun_path) & {*HEAVY, "rich", "sqlite3"}
-    looking = "deeplink.cli.status_live, deeplink.cli.status_json, deeplink.cli.top_screen, deeplink.cli.logs"
-    views = "deeplink.scheduler.view.look, deeplink.scheduler.view.follow, deeplink.scheduler.view.requeue"
+    looking = "deeplink.cli.status, deeplink.cli.status_screen"
+    views = "deeplink.scheduler.jobs.job_view, deeplink.scheduler.jobs.follow, deeplink.scheduler.watch.requeue"
     assert not imported(f"{looking}, {views}") & HEAVY

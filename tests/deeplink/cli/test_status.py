@@ -13,24 +13,23 @@ import pytest
 from click.testing import CliRunner, Result
 from typing_extensions import override
 
-from deeplink.cli import cli, status_live
-from deeplink.cli.status_screen import console, figure, of_job
-from deeplink.cli.top_screen import ScreenChoice, ordered
-from deeplink.clock import ManualClock, SystemClock
-from deeplink.errors import DeepLinkError
+from deeplink.cli import cli, status_screen
+from deeplink.cli.output import console, figure
+from deeplink.cli.status import ScreenChoice, ordered
+from deeplink.cli.status_screen import of_job
+from deeplink.core.clock import ManualClock, SystemClock
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.types import NodeName
+from deeplink.scheduler.jobs.job_folder import note
+from deeplink.scheduler.jobs.job_view import JobOnFabric
+from deeplink.scheduler.jobs.picture import Picture, TrainingRate
+from deeplink.scheduler.placement.hint.decision import Ask, Decision, HintKind, Recorded, Why, append
+from deeplink.scheduler.recovery.records import Phase
 from deeplink.scheduler.slurm import command as processes
 from deeplink.scheduler.slurm.command import Finished
 from deeplink.scheduler.topology.graph import Fabric
-from deeplink.scheduler.view.look import JobOnFabric
-from deeplink.scheduler.view.notes import note
-from deeplink.scheduler.view.picture import Picture
-from deeplink.scheduler.view.rates import TrainingRate
-from deeplink.scheduler.watch.records import Phase
-from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Recorded, Why
-from deeplink.scheduler.wish.record import append
-from deeplink.types import NodeName
-from tests.scheduler.view.left import event, launched
-from tests.scheduler.view.programs import TOPOLOGY, Programs, job, nodes
+from tests.scheduler.jobs.left import event, launched
+from tests.scheduler.jobs.programs import TOPOLOGY, Programs, job, nodes
 
 Call = Callable[..., Result]
 
@@ -46,7 +45,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     runtime = tmp_path / "run"
     runtime.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    monkeypatch.setattr("deeplink.scheduler.view.look.me", lambda: "eve")
+    monkeypatch.setattr("deeplink.scheduler.jobs.job_view.me", lambda: "eve")
     programs.say(
         **{
             "jobs": [job(7), job(8, "PENDING", Reason="Resources")],
@@ -112,7 +111,7 @@ def test_the_table(call: Call, state: Path) -> None:
     assert "PENDING" in call("status", "--all").stdout
 
 
-def test_a_held_job_is_told_with_the_command_that_lets_it_go(call: Call, slurm: Programs, state: Path) -> None:
+def test_a_held_job_is_reported_with_the_command_that_lets_it_go(call: Call, slurm: Programs, state: Path) -> None:
     launched(state, 9, SystemClock().unix(), phase=Phase.FAILED, sick="n0")
     held = job(9, "PENDING", Reason="job requeued in held state", JobArrayID="6_2", RestartCnt="1")
     slurm.say(jobs=[held])
@@ -138,7 +137,7 @@ def test_a_held_job_is_told_with_the_command_that_lets_it_go(call: Call, slurm: 
         ("n[0-1]", "RUNNING", False),
     ],
 )
-def test_a_job_that_waits_for_the_nodes_wished_for_it_is_told_with_what_frees_it(
+def test_a_job_that_waits_for_the_nodes_hinted_for_it_is_reported_with_what_frees_it(
     call: Call, slurm: Programs, state: Path, required: str, now: str, *, is_told: bool
 ) -> None:
     wished = Decision(kind=HintKind.NODES, why=Why.FREE_NOW, words="", nodes=(NodeName("n1"), NodeName("n0")))
@@ -147,14 +146,14 @@ def test_a_job_that_waits_for_the_nodes_wished_for_it_is_told_with_what_frees_it
     )
     slurm.say(jobs=[job(9, now, ReqNodes=required)])
     said = (
-        "it waits for the nodes that were wished for it, n[0-1]: "
+        "it waits for the nodes that were hinted for it, n[0-1]: "
         "`scontrol update jobid=9 ReqNodeList=` lets it start anywhere"
     )
     assert call("status").stdout.count(f"job 9: {said}") == is_told
     assert bool(re.search(r"remedy +" + re.escape(said), call("status", "9").stdout)) is is_told
 
 
-def test_what_checks_find_on_a_jobs_nodes_is_told_with_what_helps(call: Call, state: Path) -> None:
+def test_what_checks_find_on_a_jobs_nodes_is_reported_with_what_helps(call: Call, state: Path) -> None:
     launched(state, 7, SystemClock().unix(), sick="n0")
     expected = "n0: disk (comment): slow; `deeplink health` on n0 looks again"
     assert f"job 7: {expected}" in call("status").stdout
@@ -231,7 +230,7 @@ def test_without_an_answer_of_slurm_the_folder_is_shown(call: Call, slurm: Progr
     assert len(slurm.asked()) == 1
 
 
-def test_a_job_that_has_vanished_is_told_with_what_may_help(call: Call, state: Path) -> None:
+def test_a_job_that_has_vanished_is_reported_with_what_may_help(call: Call, state: Path) -> None:
     folder = launched(state, 5, SystemClock().unix())
     event(folder, "ended", SystemClock().unix(), code=0, because="done")
     said = lines(call("status", "5"))["state"]
@@ -274,7 +273,7 @@ def test_lines_without_a_ranks_number_are_explained(call: Call, slurm: Programs,
 def test_following_ends_with_the_job(
     call: Call, slurm: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deeplink.scheduler.view.follow.QUIET_TICKS", 1)
+    monkeypatch.setattr("deeplink.scheduler.jobs.follow.QUIET_TICKS", 1)
     (tmp_path / "o").write_text("a\nb")
     slurm.say(jobs=[job(7, "COMPLETED", STDOUT=f"{tmp_path}/o")])
     assert call("logs", "7", "-f").stdout == "a\nb"
@@ -346,7 +345,7 @@ def test_of_several_jobs_those_that_were_cancelled_are_noted_though_one_was_refu
     assert [(folder / "notes.jsonl").exists() for folder in folders] == [True, False, False]
 
 
-def test_events_are_told_with_what_the_user_did(
+def test_events_are_reported_with_what_the_user_did(
     call: Call, slurm: Programs, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = SystemClock().unix()
@@ -360,7 +359,7 @@ def test_events_are_told_with_what_the_user_did(
     assert told[3] == "cancelled by eve"
     assert call("logs", "7", "--events", "-n", "1").stdout.endswith("cancelled by eve\n")
     assert not call("logs", "7", "--events", "-n", "0").stdout
-    monkeypatch.setattr("deeplink.scheduler.view.follow.QUIET_TICKS", 1)
+    monkeypatch.setattr("deeplink.scheduler.jobs.follow.QUIET_TICKS", 1)
     slurm.say(jobs=[job(7, "CANCELLED")])
     assert len(call("logs", "7", "--events", "-f").stdout.splitlines()) == 4
 
@@ -419,9 +418,9 @@ def test_watching_goes_on_until_the_job_has_ended(monkeypatch: pytest.MonkeyPatc
     clock = ManualClock()
     shown = iter([("one", False), ("two", False), ("three", True)])
     out = console()
-    monkeypatch.setattr(status_live, "console", lambda: out)
+    monkeypatch.setattr(status_screen, "console", lambda: out)
     with out.capture() as said:
-        status_live.repaint(lambda: next(shown), 5.0, clock)
+        status_screen.repaint(lambda: next(shown), 5.0, clock)
     assert said.get().split() == ["one", "two", "three"]
     assert clock.now == 1010.0
 
@@ -435,9 +434,9 @@ def test_an_interrupt_ends_watching_with_130(monkeypatch: pytest.MonkeyPatch) ->
             raise KeyboardInterrupt
 
     out = console()
-    monkeypatch.setattr(status_live, "console", lambda: out)
+    monkeypatch.setattr(status_screen, "console", lambda: out)
     with out.capture(), pytest.raises(click.exceptions.Exit) as ended:
-        status_live.repaint(lambda: ("x", False), 5.0, Interrupted())
+        status_screen.repaint(lambda: ("x", False), 5.0, Interrupted())
     assert ended.value.exit_code == 130
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.cells import cell_len
 from rich.console import Console
 
-from deeplink.cli.status_nodes import MOST_LEAVES, drawn, on_leaves
+from deeplink.cli.status_screen import MOST_LEAVES, drawn, on_leaves
+from deeplink.core.types import NodeName
+from deeplink.scheduler.jobs.picture import JobNode
 from deeplink.scheduler.topology.graph import Fabric
-from deeplink.scheduler.view.picture import JobNode
-from deeplink.types import NodeName
 
 
 def text(seats: list[JobNode], fabric: Fabric, width: int = 100) -> list[str]:
@@ -52,7 +52,7 @@ def test_trouble_has_a_line_of_its_own_and_parts_the_ranks_beside_it() -> None:
     ]
 
 
-def test_thousands_of_nodes_are_few_lines_and_trouble_is_told_among_those_not_drawn() -> None:
+def test_thousands_of_nodes_are_few_lines_and_trouble_is_reported_among_those_not_drawn() -> None:
     seats = ranked(4096)
     seats[4000] = JobNode(node="n4000", ranks=(32000, 32007), trouble="down by Slurm's word")
     lines = text(seats, fabric(4096, 32))

@@ -15,9 +15,9 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from deeplink.cli import cli, main
+from deeplink.scheduler.topology.graph import fabric_of
 from deeplink.scheduler.topology.sources.document import read_document
-from deeplink.scheduler.topology.sources.slurm import read_slurm
-from deeplink.scheduler.topology.tree import fabric_of
+from deeplink.scheduler.topology.sources.slurm_topology import read_slurm
 from tests.scheduler.topology.fabrics import MATRIX, RAILS_PLUGS, TOPOLOGY_CONF, Plug, rails
 
 RECORDED = Path(__file__).parents[2] / "data" / "slurm" / "22.05.8" / "1-busy"
@@ -200,7 +200,7 @@ def test_slurms_troubles_are_said_with_their_exit_codes(deeplink: Deeplink, tmp_
     assert "Unable to contact slurm controller" in err
 
 
-def test_a_node_alone_is_told_by_its_inside(deeplink: Deeplink, tmp_path: Path) -> None:
+def test_a_node_alone_is_described_by_its_inside(deeplink: Deeplink, tmp_path: Path) -> None:
     written(tmp_path, topo=MATRIX)
     assert deeplink("check", "topo") == (0, "1 node, 2 GPUs: 0 problems, 0 notes\n", "")
     uneven = MATRIX.replace("NV12", "NV8", 1)
@@ -265,7 +265,7 @@ def test_a_graph_of_nothing_is_written_over_no_good_one(deeplink: Deeplink, tmp_
     assert (tmp_path / "graph").read_text() == "as it was\n"
 
 
-def test_a_file_that_is_written_anew_keeps_its_permissions_and_links(deeplink: Deeplink, tmp_path: Path) -> None:
+def test_a_file_that_is_written_again_keeps_its_permissions_and_links(deeplink: Deeplink, tmp_path: Path) -> None:
     written(tmp_path, conf=TOPOLOGY_CONF, real="as it was\n")
     (tmp_path / "real").chmod(0o604)
     (tmp_path / "link").symlink_to("real")

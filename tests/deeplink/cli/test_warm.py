@@ -9,20 +9,20 @@ import pytest
 from click.testing import CliRunner
 
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.keeping.pins import Pin
 from deeplink.cache.packer import pack
-from deeplink.cache.store import Store
+from deeplink.cache.store.pins import Pin
+from deeplink.cache.store.store import Store
 from deeplink.cli import cli
-from deeplink.clock import SystemClock
-from deeplink.types import format_members
+from deeplink.core.clock import SystemClock
+from deeplink.core.types import format_members
 from tests.cache.agents import config_below, small_files, write_tree
 from tests.cache.keepers import Keepers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from deeplink.cache.index import Index
-    from deeplink.config import Config
+    from deeplink.cache.format.index import Index
+    from deeplink.core.config import Config
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def said(*words: str, code: int = 0) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_what_was_dropped_here_is_made_anew_from_the_source(config: Config, index: Index) -> None:
+def test_what_was_dropped_here_is_made_again_from_the_source(config: Config, index: Index) -> None:
     count, store = len(index.shards), Store(config.store)
     dry = said("evict", "digits", "--dry-run")
     assert [one["outcome"] for one in dry["nodes"]["head"]] == ["would go"] * count

@@ -17,15 +17,16 @@ from typing import IO
 import pytest
 from click.testing import CliRunner
 
-from deeplink.cli.watch import _speaker, command
-from deeplink.scheduler.watch.identity import Caller, TokenMint
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.messages import beat_to_wire
-from deeplink.scheduler.watch.records import Beat, Phase
-from deeplink.tokens import read_token
-from deeplink.types import Attempt
+from deeplink.cli.output import speaker
+from deeplink.cli.watch import command
+from deeplink.core.types import Attempt
+from deeplink.rpc.channel import open_channel
+from deeplink.rpc.tokens import read_token
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.liveness.heartbeats import beat_to_wire
+from deeplink.scheduler.recovery.records import Beat, Phase
+from deeplink.scheduler.watch.server import Caller, TokenMint
 from deeplink.v1 import watch_pb2_grpc
-from deeplink.wire import open_channel
 from tests.scheduler.watch.callers import ME, NEVER
 from tests.waiting import LIMIT_S
 
@@ -92,7 +93,9 @@ def watchdogs(folder: Path) -> Iterator[list[Watchdog]]:
         each.out.close()
 
 
-def test_it_takes_beats_tells_its_metrics_and_ends_at_sigterm(folder: Path, watchdogs: list[Watchdog]) -> None:
+def test_it_takes_heartbeats_serves_its_metrics_and_ends_at_sigterm(
+    folder: Path, watchdogs: list[Watchdog]
+) -> None:
     with_metrics = f"127.0.0.1:{free_port()}"
     watchdogs.append(Watchdog(folder, "--metrics-bind", with_metrics))
     ready = watchdogs[0].line("watching: ")
@@ -137,7 +140,7 @@ def await_round(folder: Path) -> None:
         time.sleep(0.05)
 
 
-def test_one_that_was_killed_is_told_of_by_the_next_and_one_that_was_ended_is_not(
+def test_one_that_was_killed_is_reported_by_the_next_and_one_that_was_ended_is_not(
     folder: Path, watchdogs: list[Watchdog]
 ) -> None:
     for signum in (signal.SIGHUP, signal.SIGKILL, signal.SIGTERM):
@@ -210,7 +213,7 @@ def test_of_two_with_one_journal_one_leads_and_the_other_follows_it(
     assert absences(folder) == 1
 
 
-def test_systemd_is_told_that_a_leader_and_one_that_waits_are_ready(
+def test_systemd_is_notified_that_a_leader_and_one_that_waits_are_ready(
     folder: Path, watchdogs: list[Watchdog]
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
@@ -264,7 +267,7 @@ def test_help_shows_examples_and_says_what_it_does_by_default() -> None:
 def test_what_slurm_said_in_another_encoding_ends_no_watchdog(
     capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
-    _speaker(as_json=as_json)(os.fsdecode(b"drain refused: caf\xe9"))
+    speaker(as_json=as_json)(os.fsdecode(b"drain refused: caf\xe9"))
     assert "drain refused: caf" in capsys.readouterr().out
 
 

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from deeplink.cli.watch import command
-from deeplink.cli.watch_notifying import NotifyUnsetError
-from deeplink.config import ConfigError
-from deeplink.scheduler.watch.journal import Journal
+from deeplink.core.config import ConfigError
+from deeplink.core.errors import DeepLinkError
+from deeplink.scheduler.journal.journal import Journal
 from tests.scheduler.watch.notify.servers import Heard, Post, mail_server, web
 from tests.scheduler.watch.notify.things import dead, recovered
 from tests.waiting import LIMIT_S, until
@@ -68,7 +68,8 @@ def test_each_channel_is_tried_and_what_came_of_it_is_said(tmp_path: Path) -> No
 
 def test_without_channels_the_remedy_is_named(tmp_path: Path) -> None:
     problem = tried(tmp_path, "").exception
-    assert isinstance(problem, NotifyUnsetError)
+    assert isinstance(problem, DeepLinkError)
+    assert problem.exit_code == 2
     assert "DEEPLINK_NOTIFY_FILE" in problem.remedy
 
 
@@ -77,7 +78,7 @@ def test_a_mistake_in_the_file_is_said_before_anything_is_watched(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_watchdog_tells_what_its_journal_holds_and_was_not_told(tmp_path: Path) -> None:
+def test_a_watchdog_sends_what_its_journal_holds_and_was_not_sent(tmp_path: Path) -> None:
     """Found by a channel that knows the journal: one opened before, one more recorded while no watchdog ran."""
     for name in ("squeue", "scontrol", "sinfo"):
         path = tmp_path / "bin" / name

@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from deeplink.console.app import build_app
+from deeplink.console.app import Access, build_app
 from deeplink.console.collect import Collector, ConsoleSettings
-from deeplink.console.guard import Access
-from deeplink.console.run import Console
-from deeplink.console.serve import Server, listen, parse_address
-from deeplink.scheduler.slurm.client import Slurm
-from deeplink.scheduler.slurm.command import CommandError
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import (
+from deeplink.console.feed import TABLES
+from deeplink.console.serve import Console, Server, listen, parse_address
+from deeplink.core.types import Attempt, NodeName
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.recovery.records import (
     Action,
     Beat,
     Incident,
@@ -35,7 +33,8 @@ from deeplink.scheduler.watch.records import (
     RankStack,
     incident_id,
 )
-from deeplink.types import Attempt, NodeName
+from deeplink.scheduler.slurm.client import Slurm
+from deeplink.scheduler.slurm.command import CommandError
 from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
@@ -347,3 +346,19 @@ def eventually(question: Callable[[], Any], bound_s: float = LIMIT_S) -> Any:
 @pytest.fixture(name="eventually")
 def eventually_fixture() -> Callable[..., Any]:
     return eventually
+
+
+def apply(old: dict[str, Any], delta: dict[str, Any]) -> dict[str, Any]:
+    """Return the snapshot that `delta` leads to from `old` (what the page does in its own language)."""
+    new = {**old, **delta["meta"]}
+    for table in TABLES:
+        rows = {key: row for key, row in old.get(table, {}).items() if key not in delta["gone"].get(table, ())}
+        for key, fields in delta["set"].get(table, {}).items():
+            rows[key] = {**rows.get(key, {}), **fields}
+        new[table] = rows
+    curves = {job: curve for job, curve in old.get("curves", {}).items() if job not in delta["curves_gone"]}
+    for job, curve in delta["curves"].items():
+        before = curves[job]["points"][: curve["keep"]] if curve["keep"] else []
+        curves[job] = {"metric": curve["metric"], "points": [*before, *curve["points"]]}
+    new["curves"] = curves
+    return new

@@ -13,18 +13,16 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from deeplink.bind_errors import ListenError, PortBusyError
 from deeplink.console import app as apps
+from deeplink.console.app import Access
 from deeplink.console.collect import Collector, ConsoleSettings
-from deeplink.console.delta import apply
-from deeplink.console.errors import BindFormatError, BindRefusedError
-from deeplink.console.guard import Access
-from deeplink.console.run import run
-from deeplink.console.serve import listen, parse_address
+from deeplink.console.serve import listen, parse_address, run
+from deeplink.core.errors import DeepLinkError
+from deeplink.rpc.listeners import ListenError, PortBusyError
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.recovery.records import Incident
 from deeplink.scheduler.slurm.client import Slurm
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import Incident
-from tests.deeplink.console.conftest import RecordedSlurm
+from tests.deeplink.console.conftest import RecordedSlurm, apply
 from tests.waiting import LIMIT_S, until
 
 
@@ -267,7 +265,7 @@ def test_a_busy_port_is_said_with_what_to_do() -> None:
 
 @pytest.mark.parametrize("bind", ["0.0.0.0:0", "[::]:0", "10.0.0.1:80"])
 def test_beyond_loopback_needs_a_token(bind: str) -> None:
-    with pytest.raises(BindRefusedError) as caught:
+    with pytest.raises(DeepLinkError) as caught:
         listen(parse_address(bind), token="")
     assert "--token-file" in caught.value.remedy
 
@@ -285,7 +283,7 @@ def test_an_address_of_another_machine_is_refused_by_the_system() -> None:
     "text", ["", "8642", "localhost", "head.example:80", "127.0.0.1:", "127.0.0.1:99999", "1.2.3:4", ":1"]
 )
 def test_no_address(text: str) -> None:
-    with pytest.raises(BindFormatError):
+    with pytest.raises(DeepLinkError):
         parse_address(text)
 
 

@@ -14,17 +14,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from deeplink.console.collect import Collector
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import (
-    Beat,
-    HealthFinding,
-    HealthSeverity,
-    Incident,
-    IncidentOutcome,
-    NodeRecord,
-    Phase,
-)
-from deeplink.types import Attempt, NodeName
+from deeplink.core.finding import Finding, Severity
+from deeplink.core.types import Attempt, NodeName
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.recovery.records import Beat, Incident, IncidentOutcome, NodeRecord, Phase
 from tests.waiting import LIMIT_S
 
 BUILD = Path(__file__).parents[3] / "build"
@@ -34,12 +27,10 @@ FLAGS = (
     "--disable-component-update --disable-sync"
 )
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (DRIVER.exists() and BROWSER.exists()), reason="needs Debian's chromium and chromium-driver"
-    ),
-]
+NEEDS_BROWSER = pytest.mark.skipif(
+    not (DRIVER.exists() and BROWSER.exists()), reason="needs Debian's chromium and chromium-driver"
+)
+pytestmark = [pytest.mark.slow, NEEDS_BROWSER]
 
 
 @pytest.fixture
@@ -150,7 +141,7 @@ def test_the_page_shows_the_cluster_and_follows_it(
     eventually(lambda: "rank 2: process 4002 D, by kernel" in hung.text)
     hung.find_elements(By.CSS_SELECTOR, ".i-stacks summary")[1].click()
     eventually(lambda: "<b>nfs_wait</b>" in hung.text)
-    assert texts(browser, ".tile[data-witness=kept]"), "tiles are updated in place, not made anew"
+    assert texts(browser, ".tile[data-witness=kept]"), "tiles are updated in place, not made again"
 
 
 def test_keys_reach_nodes_and_curves(
@@ -191,7 +182,7 @@ def test_a_held_job_and_findings_are_on_the_page_with_what_helps(  # noqa: PLR09
 ) -> None:
     now = time.time()
     living.record_beat(Beat(attempt=Attempt(31, 0, 1), phase=Phase.FAILED, job_label="30_2", user="eve"), now)
-    found = HealthFinding(check="disk", severity=HealthSeverity.COMMENT, problem="slow <b>", since_unix=now)
+    found = Finding(check="disk", severity=Severity.WARNING, text="slow <b>", since_unix=now)
     living.record_node(NodeRecord(name=NodeName("n4"), seen_unix=now, health=(found,)))
     slurm.jobs = (
         ("31", "30_2", "PENDING", "job requeued in held state", "1", "1", "eve", "", "", "array"),

@@ -6,12 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from deeplink.clock import ManualClock
-from deeplink.console.collect import SLOW_PERIOD_S, Collector, ConsoleSettings, bounded_run
-from deeplink.console.readings import SourceState
+from deeplink.console.collect import SLOW_PERIOD_S, Collector, ConsoleSettings, SourceState, bounded_run
+from deeplink.core.clock import ManualClock
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.recovery.records import Incident
 from deeplink.scheduler.slurm.client import Slurm
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import Incident
 
 
 def journal_source(collector: Collector) -> Any:

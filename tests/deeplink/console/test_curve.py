@@ -7,9 +7,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.console.curve import MOST_POINTS, Point, drawn, rate, repeated, thin
-from deeplink.scheduler.watch.records import ProgressPoint
-from deeplink.types import Attempt
+from deeplink.console.jobs import MOST_POINTS, Point, drawn, rate, repeated, thin
+from deeplink.core.types import Attempt
+from deeplink.scheduler.recovery.records import ProgressPoint
 
 FIRST, SECOND = Attempt(7, 0, 0), Attempt(7, 0, 1)
 

@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.console.delta import TABLES, apply, change
+from deeplink.console.feed import TABLES, change
+from tests.deeplink.console.conftest import apply
 
 _rows = st.dictionaries(
     st.sampled_from(["n0", "n1", "n2"]),

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from deeplink.console import feed as feeds
-from deeplink.console.delta import apply
 from deeplink.console.feed import MOST_CLIENTS, SHELF, Feed
+from tests.deeplink.console.conftest import apply
 
 
 def document(number: int) -> dict[str, Any]:

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from deeplink.console.collect import Collector, ConsoleSettings
+from deeplink.console.collect import Collector, ConsoleSettings, FactSource, JournalFacts, Readings, SourceState
 from deeplink.console.jobs import MOST_JOBS
 from deeplink.console.nodes import ShownHealth, slurm_health
-from deeplink.console.readings import FactSource, JournalFacts, Readings, SourceState
 from deeplink.console.snapshot import ConsoleSnapshot, Mood, build
+from deeplink.core.finding import Finding, Severity
+from deeplink.core.types import Attempt, NodeName
+from deeplink.scheduler.jobs.reasons import help_for
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.recovery.records import Beat, NodeRecord, Phase, ProgressPoint
 from deeplink.scheduler.slurm.parse import NodeRow
 from deeplink.scheduler.slurm.states import parse_node_state
-from deeplink.scheduler.view.reasons import help_for
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import Beat, HealthFinding, HealthSeverity, NodeRecord, Phase, ProgressPoint
-from deeplink.types import Attempt, NodeName
 
 
 def shown(collector: Collector) -> ConsoleSnapshot:
@@ -227,9 +227,9 @@ def test_a_launcher_that_failed_has_failed_where_slurm_knows_nothing_newer(
 
 
 def test_what_the_checks_of_a_node_find_is_shown_with_what_helps(journal: Journal, collector: Collector) -> None:
-    worn = HealthFinding(check="disk", severity=HealthSeverity.COMMENT, problem="slow <b>", since_unix=1.0)
-    late = HealthFinding(check="clock", severity=HealthSeverity.OBSERVE, problem="late")
-    unknown = HealthFinding(check="gpu", severity=HealthSeverity.UNKNOWN, problem="no nvidia-smi")
+    worn = Finding(check="disk", severity=Severity.WARNING, text="slow <b>", since_unix=1.0)
+    late = Finding(check="clock", severity=Severity.NOTE, text="late")
+    unknown = Finding(check="gpu", severity=Severity.UNKNOWN, text="no nvidia-smi")
     journal.record_node(NodeRecord(name=NodeName("n2"), seen_unix=time.time(), health=(worn, unknown)))
     journal.record_node(NodeRecord(name=NodeName("n3"), seen_unix=time.time(), health=(late,)))
     snapshot = shown(collector)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.clock import ManualClock
-from deeplink.data import Blocks, Order, Residency, ResumableSampler, announcing
-from deeplink.data.announcing import EVERY_S, Announcer, announcer_of, upcoming, uses_in
-from deeplink.data.blocks import BlockOrder
+from deeplink.core.clock import ManualClock
+from deeplink.data import Blocks, Order, Residency, ResumableSampler, prefetch
+from deeplink.data.order import BlockOrder
+from deeplink.data.prefetch import EVERY_S, Announcer, announcer_of, upcoming, uses_in
 from tests.pickled import copied
 
 ORDERS = st.sampled_from([Order.SEQUENTIAL, Order.SHUFFLED, Order.BLOCKS])
@@ -144,12 +144,12 @@ def test_another_epoch_a_place_before_and_a_new_pass_are_said_at_once() -> None:
     for epoch, place in places:
         announcer.tell(epoch, place)
     assert [needed for _, needed in packed.told] == [1, 5, 9]
-    announcer.tell(1, 10, anew=True)
+    announcer.tell(1, 10, again=True)
     assert [needed for _, needed in packed.told] == [1, 5, 9, 9]
 
 
 def test_a_sampler_says_it_as_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announcing, "EVERY_S", 0.0)
+    monkeypatch.setattr(prefetch, "EVERY_S", 0.0)
     packed = Packed(np.arange(40) // 10, np.zeros(40, np.int64))
     sampler = ResumableSampler(packed, batch_size=5, shuffle=Order.SEQUENTIAL)
     assert packed.told == []
@@ -193,7 +193,7 @@ def test_a_workers_copy_has_what_it_needs_to_say_the_same() -> None:
     announcer = Announcer(packed, Order.SEQUENTIAL, None)
     announcer.tell(0, 5)
     copy: Any = copied(announcer)
-    copy.tell(0, 5, anew=True)
+    copy.tell(0, 5, again=True)
     assert copy._dataset.told == packed.told * 2
 
 

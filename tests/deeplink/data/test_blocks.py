@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.data import BLOCK_WINDOW, BlockOrder, Blocks
-from deeplink.data.blocks import Coming
-from deeplink.data.order import shuffled
+from deeplink.data.order import Coming, shuffled
 
 RECORDED = [3, 4, 2, 5, 0, 1, 6, 7, 8, 11, 10, 9]
 

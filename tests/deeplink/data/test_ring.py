@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deeplink.data.ring import Ring, RingMemoryError, StaleTicketError, Ticket
+from deeplink.data.errors import BatchError
+from deeplink.data.shared_batches import Ring, Ticket
 from tests.pickled import copied
 from tests.waiting import LIMIT_S
 
@@ -120,7 +121,7 @@ def test_a_killed_workers_slots_are_taken_over_but_for_those_that_the_trainer_ho
     second = Worker(ring)
     fresh = second.ask("send", 3, 8)
     assert fresh is not None
-    with pytest.raises(StaleTicketError, match="overwritten"):
+    with pytest.raises(BatchError, match="overwritten"):
         lost.redeem()
     assert fresh.redeem().tolist() == [3] * 8
     assert held.tolist() == [1] * 8
@@ -128,7 +129,7 @@ def test_a_killed_workers_slots_are_taken_over_but_for_those_that_the_trainer_ho
 
 
 def test_a_ticket_of_a_ring_that_is_gone_is_refused() -> None:
-    with pytest.raises(StaleTicketError):
+    with pytest.raises(BatchError):
         Ticket("0" * 16, 0, 1, 8).redeem()
 
 
@@ -158,7 +159,7 @@ def test_a_spawned_worker_is_given_the_ring() -> None:
 
 def test_a_pickled_ring_is_none_and_an_impossible_one_an_error() -> None:
     assert copied(Ring(1, 1, 1)) is None
-    with pytest.raises(RingMemoryError, match="MiB of shared memory"):
+    with pytest.raises(BatchError, match="MiB of shared memory"):
         Ring(1, 1, 1 << 60)
 
 

@@ -15,9 +15,7 @@ from deeplink.data import (
     Blocks,
     Order,
     ResumableSampler,
-    SamplerMisuseError,
-    SamplerStateError,
-    TooFewSamplesError,
+    SamplerError,
 )
 
 orders = st.sampled_from([(Order.SHUFFLED, 1), (Order.SEQUENTIAL, 1), (Order.BLOCKS, 1), (Order.BLOCKS, 3)])
@@ -159,9 +157,9 @@ def test_rank_and_world_size_come_from_the_environment(monkeypatch: pytest.Monke
 def test_forgetting_finished_is_noticed_when_the_next_pass_begins() -> None:
     sampler = ResumableSampler(20, batch_size=5)
     list(sampler)
-    with pytest.raises(SamplerMisuseError, match=r"gave 4 batches.*called for 0"):
+    with pytest.raises(SamplerError, match=r"gave 4 batches.*called for 0"):
         iter(sampler)
-    with pytest.raises(SamplerMisuseError, match="never called"):
+    with pytest.raises(SamplerError, match="never called"):
         sampler.set_epoch(1)
 
 
@@ -170,17 +168,17 @@ def test_calling_finished_once_per_two_batches_is_noticed() -> None:
     for number, _ in enumerate(sampler):
         if number % 2:
             sampler.finished()
-    with pytest.raises(SamplerMisuseError, match="called for 2"):
+    with pytest.raises(SamplerError, match="called for 2"):
         iter(sampler)
 
 
 def test_finished_without_a_batch_is_refused() -> None:
     sampler = ResumableSampler(20, batch_size=5)
-    with pytest.raises(SamplerMisuseError, match="gave 0"):
+    with pytest.raises(SamplerError, match="gave 0"):
         sampler.finished()
     next(iter(sampler))
     sampler.finished()
-    with pytest.raises(SamplerMisuseError, match="2 steps"):
+    with pytest.raises(SamplerError, match="2 steps"):
         sampler.finished()
 
 
@@ -208,7 +206,7 @@ def test_an_earlier_pass_cannot_go_on_beside_a_newer_one() -> None:
     old = iter(sampler)
     next(old)
     next(iter(sampler))
-    with pytest.raises(SamplerMisuseError, match="earlier pass"):
+    with pytest.raises(SamplerError, match="earlier pass"):
         next(old)
 
 
@@ -216,9 +214,8 @@ def test_an_earlier_pass_cannot_go_on_beside_a_newer_one() -> None:
 def test_samples_that_cannot_be_shared_out_are_an_error_and_no_empty_batch(
     length: int, world: int, batch_size: int
 ) -> None:
-    with pytest.raises(TooFewSamplesError) as refused:
+    with pytest.raises(SamplerError, match=f"^{length} samples left.*by {world} ranks"):
         list(ResumableSampler(length, batch_size=batch_size, rank=0, world_size=world))
-    assert (refused.value.left, refused.value.world_size) == (length, world)
 
 
 def test_batches_of_one_work_where_the_samples_divide_evenly() -> None:
@@ -242,9 +239,8 @@ def test_batches_of_one_work_where_the_samples_divide_evenly() -> None:
 )
 def test_a_state_of_another_run_is_refused_by_name(change: dict[str, object], key: str) -> None:
     sampler = ResumableSampler(100, batch_size=10, version="v")
-    with pytest.raises(SamplerStateError) as refused:
+    with pytest.raises(SamplerError, match=f"of another run: {key} is "):
         sampler.load_state_dict({**sampler.state_dict(), **change})
-    assert refused.value.key == key
     assert sampler.position == 0
 
 
@@ -252,7 +248,7 @@ def test_a_state_that_lacks_a_key_is_refused_by_name() -> None:
     sampler = ResumableSampler(100, batch_size=10)
     state = sampler.state_dict()
     del state["epoch"]
-    with pytest.raises(SamplerStateError, match="epoch is None"):
+    with pytest.raises(SamplerError, match="epoch is None"):
         sampler.load_state_dict(state)
 
 
@@ -302,14 +298,14 @@ def test_a_state_by_blocks_is_small_and_tells_its_window() -> None:
         ResumableSampler(Packed(100), batch_size=10, shuffle=Order.BLOCKS, window=5),
         ResumableSampler(Packed(100), batch_size=10),
     ):
-        with pytest.raises(SamplerStateError, match=r"window|order"):
+        with pytest.raises(SamplerError, match=r"window|order"):
             other.load_state_dict(state)
-        with pytest.raises(SamplerStateError, match=r"window|order"):
+        with pytest.raises(SamplerError, match=r"window|order"):
             sampler.load_state_dict(other.state_dict())
 
 
 def test_blocks_are_asked_of_the_dataset_and_the_quality_is_told() -> None:
-    with pytest.raises(SamplerMisuseError, match="without blocks") as refused:
+    with pytest.raises(SamplerError, match="without blocks") as refused:
         ResumableSampler(100, batch_size=10, shuffle=Order.BLOCKS)
     assert "Dataset" in refused.value.remedy
     qualities = [
@@ -323,5 +319,5 @@ def test_blocks_are_asked_of_the_dataset_and_the_quality_is_told() -> None:
 
 def test_no_more_steps_are_finished_than_an_epoch_has() -> None:
     sampler = ResumableSampler(100, batch_size=10)
-    with pytest.raises(SamplerMisuseError, match="11 steps"):
+    with pytest.raises(SamplerError, match="11 steps"):
         sampler.move(11)

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.data import Order, Residency, ResumableSampler
-from deeplink.data.blocks import Blocks
-from deeplink.data.share import RankShare
+from deeplink.data.order import Blocks, RankShare
 
 
 @st.composite

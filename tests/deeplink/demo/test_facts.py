@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from deeplink.demo.facts import DemoFigures, recovery
-from deeplink.demo.follow import Event
+from deeplink.demo.story import DemoFigures, Event, recovery
 
 
 def event(name: str, unix: float, **more: object) -> Event:
@@ -21,7 +20,7 @@ EVENTS = [
 def test_a_recovery_is_measured_from_the_death() -> None:
     found = recovery(EVENTS, 20.0, "n3")
     assert (found.detect_s, found.resume_s) == (3.5, 10.0)
-    assert "rung 1" in found.rung
+    assert "first step" in found.rung
 
 
 def test_what_came_before_the_death_or_of_another_node_does_not_count() -> None:
@@ -32,7 +31,7 @@ def test_what_came_before_the_death_or_of_another_node_does_not_count() -> None:
 def test_a_requeue_is_another_rung() -> None:
     events = [event("node-silent", 21.0, nodes=["n3"]), event("requeue", 22.0)]
     found = recovery(events, 20.0, "n3")
-    assert "rung 3" in found.rung
+    assert "third step" in found.rung
     assert found.resume_s is None
 
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deeplink.demo.follow import JobFolderReader, share_of
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import Beat, Phase, ProgressPoint
-from deeplink.types import Attempt
+from deeplink.core.types import Attempt
+from deeplink.demo.story import JobFolderReader, share_of
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.recovery.records import Beat, Phase, ProgressPoint
 
 
 def test_events_are_read_as_they_are_written_and_half_a_line_waits(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.data import DeliveryDigest
-from deeplink.demo.digits import write_digits
-from deeplink.demo.lesson import ExpectedDelivery, lesson
+from deeplink.demo.lesson import ExpectedDelivery, lesson, write_digits
 from tests.waiting import LIMIT_S
 
 NO_TORCH = """

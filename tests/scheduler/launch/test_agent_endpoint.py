@@ -7,9 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.launch.agent_endpoint import SEATS_VARIABLE, AgentEndpoint, packed_seats, seat_in
-from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.types import NodeName
+from deeplink.core.types import NodeName
+from deeplink.scheduler.launch.environment import SEATS_VARIABLE, AgentEndpoint, NodeFacts, packed_seats, seat_in
 
 N1 = NodeName("n1")
 

@@ -15,20 +15,17 @@ import grpc
 import pytest
 from typing_extensions import override
 
-from deeplink.clock import ManualClock, SystemClock
-from deeplink.runtokens import RunTokens, token_of
-from deeplink.scheduler.launch.agent_monitor import AgentMonitor
-from deeplink.scheduler.launch.agent_pool import START_S, AgentPool
-from deeplink.scheduler.launch.agent_restart import AgentRestart
-from deeplink.scheduler.launch.backend import AgentsFailedError, NodesLostError, NoSlurmdError
+from deeplink.core.clock import ManualClock, SystemClock
+from deeplink.core.types import Attempt, NodeName
+from deeplink.rpc.channel import BoundServer, attempt_to_wire, bound_server
+from deeplink.rpc.tokens import RunTokens, new_token, token_of
+from deeplink.scheduler.launch.agent_monitor import AgentMonitor, Unheard
+from deeplink.scheduler.launch.agent_pool import START_S, AgentPool, AgentRestart
 from deeplink.scheduler.launch.environment import NodeFacts
+from deeplink.scheduler.launch.errors import LaunchError, NodesLostError, NoSlurmdError
 from deeplink.scheduler.launch.process import last_line
-from deeplink.scheduler.launch.unheard import Unheard
 from deeplink.scheduler.node.servicer import NodeServicer, add_to
-from deeplink.tokens import new_token
-from deeplink.types import Attempt, NodeName
 from deeplink.v1 import common_pb2, node_pb2
-from deeplink.wire import BoundServer, attempt_to_wire, bound_server
 from tests.waiting import LIMIT_S, until
 
 TOKEN = new_token()
@@ -134,7 +131,7 @@ def report(node: Node, step: int, attempt: Attempt = ATTEMPT) -> None:
 def test_what_is_not_the_agent_is_asked_no_more(node: Callable[[str], Node], answers_as: str) -> None:
     there = node("n2" if answers_as == "another node" else "n1")
     token = TOKEN if answers_as == "another node" else new_token()
-    one = AgentMonitor.begun(replace(there.facts, node="n1"), 0.0)
+    one = AgentMonitor(replace(there.facts, node="n1"), 0.0)
     one.token = token
     try:
         now = 1.0
@@ -157,7 +154,7 @@ def test_an_agent_that_has_heard_of_the_next_attempt_first_is_no_stranger() -> N
     bound = bound_server("127.0.0.1:0", tokens.is_valid, lambda server: [add_to(server, servicer)])
     bound.server.start()
     assert tokens.is_valid(token_of("secret", following)), "from one of its ranks"
-    one = AgentMonitor.begun(NodeFacts(node="n0", address=f"127.0.0.1:{bound.port}"), 0.0)
+    one = AgentMonitor(NodeFacts(node="n0", address=f"127.0.0.1:{bound.port}"), 0.0)
     try:
         one.token = token_of("secret", ATTEMPT)
         one.ask(node_pb2.StatusRequest(attempt=attempt_to_wire(ATTEMPT)), 1.0)
@@ -326,13 +323,13 @@ def test_a_machine_that_refuses_has_lost_its_agent_and_gets_another(node: Callab
     def is_bereft() -> bool:
         nonlocal longest
         longest = max(longest, fleet.silence()[n1].contact_s)
-        return fleet.bereft([n0, n1]) == (n1,)
+        return fleet.without_agent([n0, n1]) == (n1,)
 
     ticked(fleet, is_bereft)
     assert longest < 2.0, "it is no lost node meanwhile"
-    assert fleet.revive([n1]) == (n1,)
+    assert fleet.restart([n1]) == (n1,)
     again.said = [node("n1").facts]
-    ticked(fleet, lambda: fleet.silence()[n1].answer_s < 0.1 and not fleet.bereft([n0, n1]))
+    ticked(fleet, lambda: fleet.silence()[n1].answer_s < 0.1 and not fleet.without_agent([n0, n1]))
     fleet.close()
 
 
@@ -352,7 +349,7 @@ def test_a_machine_that_has_lost_slurmd_too_was_in_no_contact_since_it_refuses(
     two.server.server.stop(0).wait(LIMIT_S)
 
     def is_lost() -> bool:
-        fleet.revive(fleet.bereft([n0, n1]))
+        fleet.restart(fleet.without_agent([n0, n1]))
         return fleet.silence()[n1].contact_s > 2.5
 
     ticked(fleet, is_lost)
@@ -370,9 +367,9 @@ def test_while_the_starter_ends_all_agents_none_is_missed(node: Callable[[str], 
     ticked(fleet, lambda: fleet.silence()[n0].answer_s < 0.1)
     one.server.server.stop(0).wait(LIMIT_S)
     ticked(fleet, lambda: fleet.silence()[n0].answer_s > 2.5)
-    assert fleet.bereft([n0]) == ()
+    assert fleet.without_agent([n0]) == ()
     agents.code = 143
-    assert fleet.bereft([n0]) == (n0,)
+    assert fleet.without_agent([n0]) == (n0,)
     fleet.close()
 
 
@@ -387,7 +384,7 @@ def test_a_machine_that_was_out_of_reach_and_refuses_now_was_booted_anew() -> No
         assert came_up(fleet, [n0], 1, logs="")
         ticked(fleet, lambda: fleet.silence()[n0].contact_s > 1.8)
     ticked(fleet, lambda: fleet.silence()[n0].contact_s > 2.6)
-    assert fleet.bereft([n0]) == ()
+    assert fleet.without_agent([n0]) == ()
     fleet.close()
     for caller in callers:
         caller.close()
@@ -406,12 +403,12 @@ def test_a_machine_whose_agent_is_filtered_away_answers_at_slurmds_port(listens:
         address = slurmd.getsockname()
         if not listens:
             slurmd.close()  # refused is an answer, too
-        one = AgentMonitor.begun(NodeFacts(node="n0", address=f"127.0.0.1:{full.getsockname()[1]}"), 1000.0)
+        one = AgentMonitor(NodeFacts(node="n0", address=f"127.0.0.1:{full.getsockname()[1]}"), 1000.0)
         one.slurmd = address
         longest, moment = 0.0, 1000.0
         for _ in range(100):
             moment += 0.1
-            one.knock(moment, failed=False, may_be_gone=True)
+            one.probe(moment, failed=False, may_be_gone=True)
             time.sleep(0.002)  # what comes over loopback has come by then
             longest = max(longest, one.silence(moment).contact_s)
         assert 1.5 < longest < 2.5, "never lost"
@@ -424,7 +421,7 @@ def test_a_machine_whose_agent_is_filtered_away_answers_at_slurmds_port(listens:
         caller.close()
     for _ in range(30):  # now the agent's port refuses: the machine has lost it, and what ran there
         moment += 0.1
-        one.knock(moment, failed=True, may_be_gone=True)
+        one.probe(moment, failed=True, may_be_gone=True)
         time.sleep(0.002)
     assert one.silence(moment).contact_s > 9.0
     one.close()
@@ -508,7 +505,7 @@ def test_a_node_whose_agent_came_up_once_more_on_another_boot_was_booted_anew() 
     assert not fleet.sick()
     servers[0].server.stop(0).wait(LIMIT_S)
     ticked(fleet, lambda: fleet.silence()[n0].answer_s > 0.6)
-    fleet.revive([n0])
+    fleet.restart([n0])
     broken = common_pb2.Finding(check="disk", severity="drain", problem="read-only")
     again.said = [start("second", broken, common_pb2.Finding(severity="drain"))]
     ticked(fleet, lambda: fleet.sick() == {n0})
@@ -523,16 +520,16 @@ def test_a_node_whose_agent_came_up_once_more_on_another_boot_was_booted_anew() 
 def test_too_few_agents_is_an_error_that_names_the_nodes(node: Callable[[str], Node]) -> None:
     agents = Agents([node("n0").facts], code=1)
     fleet = AgentPool(agents, token_of_any, SystemClock())
-    with pytest.raises(AgentsFailedError) as caught:
+    with pytest.raises(LaunchError) as caught:
         came_up(fleet, [NodeName("n0"), NodeName("n1")], 2, logs="/the/log")
-    assert caught.value.missing == ("n1",)
+    assert "an agent came up on n1:" in str(caught.value)
     assert "/the/log" in caught.value.remedy
     fleet.close()
 
 
 def test_who_still_hangs_is_said_early_and_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     fleet = AgentPool(Agents(), token_of_any, ManualClock())
-    with pytest.raises(AgentsFailedError, match="srun still hangs") as caught:
+    with pytest.raises(LaunchError, match="srun still hangs") as caught:
         came_up(fleet, [NodeName("n0")], 1, logs="/the/log")
     assert caught.value.remedy == "Does it? /the/log has what was said."
     assert [record.message for record in caplog.records] == [
@@ -543,7 +540,7 @@ def test_who_still_hangs_is_said_early_and_at_the_end(caplog: pytest.LogCaptureF
 
 def test_who_ended_is_quoted(caplog: pytest.LogCaptureFixture) -> None:
     fleet = AgentPool(Agents(code=1, words="srun: error: no such node"), token_of_any, SystemClock())
-    with pytest.raises(AgentsFailedError, match=r"srun exited 1 .* n0: srun: error: no such node"):
+    with pytest.raises(LaunchError, match=r"srun exited 1 .* n0: srun: error: no such node"):
         came_up(fleet, [NodeName("n0")], 1, logs="")
     assert not caplog.records
     fleet.close()
@@ -558,7 +555,7 @@ def test_who_did_not_come_up_is_quoted_though_the_others_are_up(
     assert caplog.messages == [f"going on without agents on n1: {words}"]
     fleet.close()
     fleet = AgentPool(Agents([node("n0").facts], words=words), token_of_any, ManualClock())
-    with pytest.raises(AgentsFailedError, match="no node agent came up on n1 within 120 s: deeplink: /ssd/x"):
+    with pytest.raises(LaunchError, match="no node agent came up on n1 within 120 s: deeplink: /ssd/x"):
         came_up(fleet, both, 2, logs="")
     fleet.close()
 
@@ -594,9 +591,9 @@ class Answered(Agents):
     [
         ({"n1": True}, 900.0, NodesLostError),
         ({"n1": False}, 30.0, NodesLostError),  # as while Slurm's own patience is long
-        ({}, 900.0, AgentsFailedError),
-        (None, 900.0, AgentsFailedError),
-        ({"n0": True}, 900.0, AgentsFailedError),  # which has its agent
+        ({}, 900.0, LaunchError),
+        (None, 900.0, LaunchError),
+        ({"n0": True}, 900.0, LaunchError),  # which has its agent
     ],
 )
 def test_a_node_that_slurm_does_not_hear_of_is_lost_and_no_other(
@@ -647,7 +644,7 @@ def test_a_pressed_agent_is_asked_at_that_moment_however_lately_it_was_asked(nod
 
     clock.sleep(1.0)
     assert asked_s() == 0.0
-    fleet.press(clock.monotonic() + 0.2)
+    fleet.ask_at(clock.monotonic() + 0.2)
     clock.sleep(0.1)
     fleet.tick(ATTEMPT)
     clock.sleep(0.11)

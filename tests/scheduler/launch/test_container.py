@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from deeplink.scheduler.launch.container import (
-    Container,
-    ContainerError,
-    chosen_runtime,
-    entering,
-    needed,
-    pyxis_options,
-)
+from deeplink.core.types import Attempt
+from deeplink.scheduler.launch.container import Container, chosen_runtime, entering, needed, pyxis_options
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
-from deeplink.types import Attempt
+from deeplink.scheduler.launch.errors import LaunchError
 
 ENV = {
     "DEEPLINK_TOKEN_FILE": "/tmp/deeplink-1/token",
@@ -77,13 +71,13 @@ def test_pyxis_mounts_what_holds_the_folders_of_all_nodes() -> None:
 
 @pytest.mark.parametrize("mount", ["data", "/a,b", "/a:b", "/a:/b:ro", ""])
 def test_what_cannot_be_written_as_a_mount_is_refused(mount: str) -> None:
-    with pytest.raises(ContainerError):
+    with pytest.raises(LaunchError):
         entered(Container("apptainer", "image", (mount,)))
 
 
 @pytest.mark.parametrize("here", ["/a,b", "/a:/b"])
 def test_a_folder_that_reads_like_two_is_refused_and_not_mounted_over_another(here: str) -> None:
-    with pytest.raises(ContainerError):
+    with pytest.raises(LaunchError):
         entering(Container("apptainer", "image"), ["true"], {}, here=here, exists=lambda _: True)
 
 
@@ -95,7 +89,7 @@ def test_a_rank_that_starts_in_the_root_does_not_hide_the_image() -> None:
 def test_the_runtime_is_the_one_asked_for_or_the_first_installed() -> None:
     assert chosen_runtime("pyxis", lambda _: None) == "pyxis"
     assert chosen_runtime(None, {"ch-run": "/usr/bin/ch-run"}.get) == "charliecloud"
-    with pytest.raises(ContainerError):
+    with pytest.raises(LaunchError):
         chosen_runtime(None, lambda _: None)
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink import process_metrics
-from deeplink.scheduler.launch.deadline import (
+from deeplink.core import process_metrics
+from deeplink.core.types import Attempt
+from deeplink.scheduler.launch.slurm_monitor import (
     END_S,
     LEAD_S,
     LEAST_MARGIN_S,
@@ -16,8 +17,7 @@ from deeplink.scheduler.launch.deadline import (
     Deadline,
     DeadlineAction,
 )
-from deeplink.scheduler.watch.records import ProgressPoint
-from deeplink.types import Attempt
+from deeplink.scheduler.recovery.records import ProgressPoint
 
 
 def point(step: int, unix: float, metrics: dict[str, float] | None = None, *, rank: int = 0) -> ProgressPoint:

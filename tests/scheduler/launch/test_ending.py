@@ -10,20 +10,21 @@ from typing import Any
 
 import pytest
 
-from deeplink.clock import ManualClock
+from deeplink.core.clock import ManualClock
+from deeplink.core.types import NodeName
 from deeplink.scheduler.launch.agent_pool import AgentPool
+from deeplink.scheduler.launch.backend import RunContext
 from deeplink.scheduler.launch.ending import ORDER_S, Ending
 from deeplink.scheduler.launch.event_log import EventLog, EventSink
-from deeplink.scheduler.launch.failure import Cause, RelaunchLimits
-from deeplink.scheduler.launch.history import Log, file_of
-from deeplink.scheduler.launch.progress import Progress
-from deeplink.scheduler.launch.slurm import ANSWER_S, LOOK_AGAIN_S, SlurmBackend
+from deeplink.scheduler.launch.history import History, Progress, file_of
+from deeplink.scheduler.launch.launch_spec import LaunchSpec
+from deeplink.scheduler.launch.slurm_backend import ANSWER_S, LOOK_AGAIN_S, SlurmBackend
 from deeplink.scheduler.launch.status_reporter import StatusReporter
-from deeplink.scheduler.launch.verdict import AttemptVerdict, NextMove
+from deeplink.scheduler.recovery.rank_failure import Cause, RelaunchLimits
+from deeplink.scheduler.recovery.records import Action, Beat, IncidentKind, IncidentOutcome
+from deeplink.scheduler.recovery.relaunch import AttemptVerdict, NextMove, RelaunchPolicy
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import COMMAND_TIMEOUT_S, CommandError
-from deeplink.scheduler.watch.records import Action, Beat, IncidentKind, IncidentOutcome
-from deeplink.types import NodeName
 from tests.scheduler.slurm.answers import answer, job_answer
 from tests.waiting import until
 
@@ -114,21 +115,15 @@ class Run:
             slurm=Slurm(controller),
             clock=self.clock,
         )
-        self.account = StatusReporter(
-            backend, AgentPool(NoAgents(), lambda _: "", self.clock), self.chronicle, self.clock
-        )
-        return Ending(
-            backend,
-            self.account,
-            self.chronicle,
-            clock=self.clock,
-            hold=hold,
-            limits=limits or RelaunchLimits(),
-            told_to_end=lambda: any(order[0] == "requeuehold" for order in controller.told),
-        )
+        agents = AgentPool(NoAgents(), lambda _: "", self.clock)
+        spec = LaunchSpec(command=COMMAND, per_node=1, count=2, hold=hold)
+        policy = RelaunchPolicy(limits=limits or RelaunchLimits())
+        run = RunContext(backend, agents, self.chronicle, self.clock, spec, policy)
+        self.account = StatusReporter(run)
+        return Ending(run, self.account, lambda: any(order[0] == "requeuehold" for order in controller.told))
 
-    def log(self, *, best: int | None = 12, restart: int = 0) -> Log:
-        found = Log(file_of(self.folder, COMMAND), restart, Progress())
+    def log(self, *, best: int | None = 12, restart: int = 0) -> History:
+        found = History(file_of(self.folder, COMMAND), restart, Progress())
         found.progress.best = best
         return found
 
@@ -206,21 +201,21 @@ def test_never_while_a_lost_node_is_still_a_part_of_the_job(run: Run, looks: int
     assert (("requeuehold", "17") in controller.told) is held
 
 
-def before_the_first_step(run: Run) -> Log:
+def before_the_first_step(run: Run) -> History:
     return run.log(best=None)
 
 
-def after_a_step_of_this_run(run: Run) -> Log:
+def after_a_step_of_this_run(run: Run) -> History:
     return run.log(best=12)
 
 
-def after_a_step_of_an_earlier_run(run: Run) -> Log:
+def after_a_step_of_an_earlier_run(run: Run) -> History:
     run.log(best=None).note_step()
     until(lambda: bool(list(run.folder.glob("stepped.*"))))
     return run.log(best=None, restart=1)
 
 
-def after_a_run_that_ended_so(run: Run) -> Log:
+def after_a_run_that_ended_so(run: Run) -> History:
     run.log(best=None).leave(FAILED, 0.0)
     return run.log(best=None, restart=1)
 
@@ -236,7 +231,7 @@ def after_a_run_that_ended_so(run: Run) -> Log:
 )
 def test_a_job_is_held_where_there_is_something_to_go_on_from(
     run: Run,
-    log: Callable[[Run], Log],
+    log: Callable[[Run], History],
     held: bool,
 ) -> None:
     left = log(run)
@@ -266,11 +261,11 @@ def test_what_is_not_the_applications_fault_is_not_held(run: Run, kind: Incident
 
 def test_the_word_of_a_step_is_left_once_and_counts_for_no_other_job_of_that_number(tmp_path: Path) -> None:
     path = file_of(tmp_path, COMMAND)
-    assert not Log(path, 1, Progress()).goes_on
-    first = Log(path, 0, Progress())
+    assert not History(path, 1, Progress()).goes_on
+    first = History(path, 0, Progress())
     first.note_step()
     assert first.goes_on
     until(lambda: bool(list(tmp_path.glob("stepped.*"))))
-    assert Log(path, 1, Progress()).goes_on
-    assert not Log(path, 0, Progress()).goes_on, "the number of the job was used before"
-    assert not Log(file_of(tmp_path, ("other",)), 1, Progress()).goes_on
+    assert History(path, 1, Progress()).goes_on
+    assert not History(path, 0, Progress()).goes_on, "the number of the job was used before"
+    assert not History(file_of(tmp_path, ("other",)), 1, Progress()).goes_on

@@ -11,18 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from deeplink.core.config import Config
+from deeplink.core.types import Attempt, parse_members
 from deeplink.scheduler.launch.environment import (
     LAUNCH_VARIABLE,
     Launch,
     NodeFacts,
-    NotLaunchedError,
     RankTask,
     mpi_task,
     rank_environment,
     slurm_task,
 )
-from deeplink.scheduler.launch.stepenv import step_environment
-from deeplink.types import Attempt, parse_members
+from deeplink.scheduler.launch.errors import LaunchError
+from deeplink.scheduler.launch.job import passed_on
+from deeplink.scheduler.launch.srun import step_environment
 from tests.waiting import LIMIT_S
 
 
@@ -61,7 +63,7 @@ def test_a_thousand_nodes_fit_into_one_variable() -> None:
 
 @pytest.mark.parametrize("text", ["", "%", "aGVsbG8=", LAUNCH.packed()[:-8]])
 def test_another_text_is_refused(text: str) -> None:
-    with pytest.raises(NotLaunchedError):
+    with pytest.raises(LaunchError):
         Launch.unpacked(text)
 
 
@@ -97,14 +99,14 @@ def test_the_interface_is_the_agents_unless_the_user_chose_one() -> None:
 
 @pytest.mark.parametrize("task", [RankTask(2, 0, "n5"), RankTask(4, 0, "n9"), RankTask(0, 0, "n0")])
 def test_a_rank_on_the_wrong_node_is_refused(task: RankTask) -> None:
-    with pytest.raises(NotLaunchedError):
+    with pytest.raises(LaunchError):
         rank_environment(LAUNCH, task, {})
 
 
 def test_slurm_says_which_rank_it_is() -> None:
     env = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURMD_NODENAME": "n0"}
     assert slurm_task(env) == RankTask(3, 1, "n0")
-    with pytest.raises(NotLaunchedError):
+    with pytest.raises(LaunchError):
         slurm_task({"SLURM_PROCID": "3"})
 
 
@@ -130,7 +132,7 @@ def test_ranks_of_nodes_that_differ_are_numbered_one_node_after_the_other() -> N
     found = [env[name] for name in ("RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")]
     assert found == ["3", "1", "1", "3", "4"]
     for rank, node in ((2, "n0"), (4, "n0"), (-1, "n5")):
-        with pytest.raises(NotLaunchedError):
+        with pytest.raises(LaunchError):
             rank_environment(UNEVEN, RankTask(rank, 0, node), {})
     assert mpi_task(UNEVEN, {"PMI_RANK": "3"}) == RankTask(3, 0, "n0")
     starters = replace(UNEVEN, recipe_name="torchrun")
@@ -176,3 +178,16 @@ def test_a_rank_finds_all_that_a_worker_of_torchrun_finds(tmp_path: Path) -> Non
     assert missing <= {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
     same = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "ROLE_NAME", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
     assert {name: ours[name] for name in same} == {name: worker[name] for name in same}
+
+
+def test_the_standing_caches_members_reach_the_ranks_beside_the_jobs_own() -> None:
+    config = Config(members="n0=10.0.0.1:7411", token_file=Path("/etc/deeplink/users.token"))
+    standing = {"DEEPLINK_SITE_MEMBERS": "n0=10.0.0.1:7411", "DEEPLINK_SITE_TOKEN_FILE": str(config.token_file)}
+    assert passed_on(config, {}).items() >= standing.items()
+
+
+def test_a_run_within_a_rank_takes_the_outer_runs_agents_for_no_standing_cache() -> None:
+    outer = {"DEEPLINK_ATTEMPT": "7.0.0"}
+    assert "DEEPLINK_SITE_MEMBERS" not in passed_on(Config(members="n0=10.0.0.1:4000"), outer)
+    within = Config(members="n0=10.0.0.1:4000", site_members="s0=10.0.0.9:7411", site_token_file=Path("/t"))
+    assert passed_on(within, outer)["DEEPLINK_SITE_MEMBERS"] == "s0=10.0.0.9:7411"

@@ -12,8 +12,12 @@ import grpc
 import pytest
 from typing_extensions import override
 
-from deeplink.clock import ManualClock
-from deeplink.config import Config
+from deeplink.core.clock import ManualClock
+from deeplink.core.config import Config
+from deeplink.core.types import Attempt
+from deeplink.rpc.channel import bound_server
+from deeplink.rpc.tokens import TokenError, new_token, write_token
+from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.launch.event_log import (
     MOST_INCIDENTS,
     MOST_INCIDENTS_AT_ONCE,
@@ -23,12 +27,8 @@ from deeplink.scheduler.launch.event_log import (
     to_journal,
     to_watchdog,
 )
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import Beat, Incident, Phase, ProgressPoint
-from deeplink.tokens import TokenFileError, new_token, write_token
-from deeplink.types import Attempt
+from deeplink.scheduler.recovery.records import Beat, Incident, Phase, ProgressPoint
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
-from deeplink.wire import bound_server
 from tests.waiting import LIMIT_S
 
 ATTEMPT = Attempt(7, 0, 0)
@@ -260,7 +260,7 @@ def test_a_token_that_comes_late_or_changes_is_taken_up(tmp_path: Path) -> None:
     with watching(told, token) as address:
         deliver = to_watchdog(Config(watch=address, watch_token_file=tmp_path / "token"))
         assert deliver is not None
-        with pytest.raises(TokenFileError):
+        with pytest.raises(TokenError):
             deliver(BEAT)
         write_token(tmp_path / "token", new_token())
         with pytest.raises(grpc.RpcError):

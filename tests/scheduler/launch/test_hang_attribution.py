@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.launch.hang_attribution import Blame, Where, blame, main_frames, summary
-from deeplink.types import NodeName
+from deeplink.core.types import NodeName
+from deeplink.scheduler.launch.hang_attribution import Blame, RankPlace, blame, main_frames, summary
 
 REDUCING = (
     "all_reduce (distributed_c10d.py)",
@@ -20,8 +20,8 @@ READING = ("read (storage.py)", "step (train.py)", "<module> (train.py)")
 COMPUTING = ("forward (model.py)", "step (train.py)", "<module> (train.py)")
 
 
-def where(rank: int, frames: tuple[str, ...] = REDUCING, state: str = "S", step: int | None = 7) -> Where:
-    return Where(rank=rank, node=NodeName(f"n{rank}"), state=state, frames=frames, step=step)
+def where(rank: int, frames: tuple[str, ...] = REDUCING, state: str = "S", step: int | None = 7) -> RankPlace:
+    return RankPlace(rank=rank, node=NodeName(f"n{rank}"), state=state, frames=frames, step=step)
 
 
 CASES = {
@@ -51,7 +51,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("ranks", "odd"), CASES.values(), ids=CASES.keys())
-def test_whom_the_others_wait_for(ranks: list[Where], odd: list[int]) -> None:
+def test_whom_the_others_wait_for(ranks: list[RankPlace], odd: list[int]) -> None:
     found = blame(ranks)
     assert [one.rank for one in found.ranks] == odd
     assert bool(found.why) == bool(odd)
@@ -64,7 +64,10 @@ def test_it_is_said_in_a_line() -> None:
         "rank 1 on n1 is in read (storage.py), 2 others in all_reduce (distributed_c10d.py)"
     )
     same = [where(0), where(1)]
-    assert summary(same, blame(same)) == "nobody stands out: 2 ranks in all_reduce (distributed_c10d.py)"
+    assert (
+        summary(same, blame(same))
+        == "no rank differs from the others: 2 ranks in all_reduce (distributed_c10d.py)"
+    )
     assert not summary([], Blame())
 
 
@@ -73,7 +76,7 @@ ranks = st.builds(where, st.integers(0, 99), frames, st.sampled_from("RSDTtZ"), 
 
 
 @given(st.lists(ranks, unique_by=lambda one: one.rank))
-def test_never_all_are_to_blame(ranks: list[Where]) -> None:
+def test_never_all_are_to_blame(ranks: list[RankPlace]) -> None:
     found = blame(ranks)
     assert len(found.ranks) < max(1, len(ranks))
     assert set(found.ranks) <= set(ranks)

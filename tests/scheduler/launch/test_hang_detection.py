@@ -6,27 +6,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deeplink.scheduler.launch.hang_attribution import (
+    UNBROKEN_S,
+    ActivityAnswer,
+    ActivityHistory,
+    ProcessSnapshot,
+    RankActivity,
+    activity,
+)
 from deeplink.scheduler.launch.hang_detection import (
+    ENOUGH_STEPS,
     IDLE_S,
     IDLE_SETUP_S,
+    STEPS,
     UNHEARD_S,
     WATCHED_IDLE_S,
-    LatenessEvidence,
     LateRank,
     ProgressClock,
-    RankReport,
+    Silences,
     hung,
     stopped,
 )
-from deeplink.scheduler.launch.process_activity import (
-    UNBROKEN_S,
-    ActivityAnswer,
-    ProcessSnapshot,
-    RankActivity,
-    Watch,
-    seen,
-)
-from deeplink.scheduler.launch.timeout_learning import ENOUGH_STEPS, STEPS, Silences
 
 
 def knowing(seconds: float = 0.5) -> Silences:
@@ -49,7 +49,7 @@ def running(made: ProgressClock, until: float, *ranks: int) -> ProgressClock:
         now, step = now + 0.5, step + 1
         made.tick(now)
         for rank in ranks:
-            made.take(RankReport(rank=rank, step=step), now)
+            made.take(rank, step, "", now)
     return made
 
 
@@ -71,7 +71,7 @@ def test_the_rank_that_is_silent_is_late_though_others_go_on() -> None:
     while now < 41.0:
         now, step = now + 0.5, step + 1
         made.tick(now)
-        made.take(RankReport(rank=0, step=step), now)
+        made.take(0, step, "", now)
     (late,) = made.late(now)
     assert (late.rank, late.limit_s, late.is_learned) == (1, 10.0, True)
     assert not made.are_all([late])
@@ -80,7 +80,7 @@ def test_the_rank_that_is_silent_is_late_though_others_go_on() -> None:
 def test_the_same_step_again_is_nothing_new() -> None:
     made = running(pulse(), 5.0, 0)
     now = ticked(made, 5.0, 16.0)
-    made.take(RankReport(rank=0, step=3), now)
+    made.take(0, 3, "", now)
     assert made.late(now)
 
 
@@ -92,18 +92,18 @@ def test_time_in_which_we_did_not_run_ourselves_counts_for_nobody() -> None:
 
 def test_another_section_has_a_limit_of_its_own_and_is_told_by_its_entry() -> None:
     made = running(pulse(), 30.0, 0, 1)
-    made.take(RankReport(rank=0, step=60, section="evaluation"), 30.0)
+    made.take(0, 60, "evaluation", 30.0)
     now = ticked(made, 30.0, 45.0)
     assert [one.rank for one in made.late(now)] == [1]
     assert made.has_sections
-    made.take(RankReport(rank=0, step=60), now)
+    made.take(0, 60, "", now)
     now = ticked(made, now, now + 5)
     assert [one.rank for one in made.late(now)] == [1], "leaving it is news, too"
 
 
 def test_a_limit_that_was_set_holds_for_steps_and_gives_sections_their_own_time() -> None:
     made = running(pulse(steps_s=3.0), 30.0, 0, 1)
-    made.take(RankReport(rank=0, step=60, section="checkpoint"), 30.0)
+    made.take(0, 60, "checkpoint", 30.0)
     now = ticked(made, 30.0, 34.0)
     late = made.late(now)
     assert [one.rank for one in late] == [1]
@@ -123,12 +123,12 @@ def test_a_job_that_is_known_to_report_is_late_if_it_does_not_come_to_it() -> No
 
 def test_setting_up_is_a_section_until_the_first_step() -> None:
     made = pulse(silences=Silences())
-    made.take(RankReport(rank=0, step=None, section="setup"), 1.0)
+    made.take(0, None, "setup", 1.0)
     now = ticked(made, 0.0, 599.0)
     assert not made.late(now)
     assert made.is_setting_up
     assert not made.has_sections
-    made.take(RankReport(rank=0, step=1), now)
+    made.take(0, 1, "", now)
     assert not made.is_setting_up
 
 
@@ -155,7 +155,7 @@ CASES = {
 @pytest.mark.parametrize(("before", "now", "cpu", "answer"), CASES.values(), ids=CASES.keys())
 def test_what_processes_do(before: str, now: str, cpu: float, answer: ActivityAnswer) -> None:
     world = 1 if len(now) == 1 else 4
-    assert seen(sights(before), sights(now, cpu), 2.0, world).answer is answer
+    assert activity(sights(before), sights(now, cpu), 2.0, world).answer is answer
 
 
 states = st.text("RSDTtZ-", min_size=4, max_size=4)
@@ -163,7 +163,7 @@ states = st.text("RSDTtZ-", min_size=4, max_size=4)
 
 @given(states, states, st.floats(0, 10))
 def test_nobody_counts_as_stopped_unless_another_is_not(before: str, now: str, cpu: float) -> None:
-    found = seen(sights(before), sights(now, cpu), 2.0, 4)
+    found = activity(sights(before), sights(now, cpu), 2.0, 4)
     if found.answer is ActivityAnswer.STOPPED:
         assert found.ranks
         assert all(before[rank] in "Tt" and now[rank] == "T" for rank in found.ranks)
@@ -171,7 +171,7 @@ def test_nobody_counts_as_stopped_unless_another_is_not(before: str, now: str, c
 
 
 def test_nobody_works_for_as_long_as_was_seen_without_a_break() -> None:
-    watch = Watch()
+    watch = ActivityHistory()
     for at in range(0, 100, 10):
         watch.look(sights("SS"), float(at), 2)
     assert watch.idle_s() == 90.0
@@ -188,7 +188,7 @@ def test_patience_with_ranks_that_do_not_work() -> None:
     now = ticked(made, 300.0, 315.0)
     assert made.patience_s(made.late(now)) == IDLE_S
     now = ticked(made, now, 700.0)
-    made.take(RankReport(rank=0, step=1000), now)
+    made.take(0, 1000, "", now)
     now = ticked(made, now, 740.0)
     assert made.patience_s(made.late(now)) == pytest.approx(1200.0), "three times the longest that ended well"
     new = pulse()
@@ -218,14 +218,12 @@ def test_time_alone_restarts_nobody_unless_somebody_set_it(  # noqa: PLR0917 - d
     late: list[LateRank], all_late: bool, answer: ActivityAnswer, idle_s: float, patience_s: float, is_set: bool
 ) -> None:
     because = hung(
-        LatenessEvidence(
-            late=tuple(late),
-            all_late=all_late,
-            seen=RankActivity(answer=answer, ranks=(3,) if answer is ActivityAnswer.STOPPED else ()),
-            idle_s=idle_s if answer is ActivityAnswer.IDLE else 0.0,
-            patience_s=patience_s,
-            is_set=is_set,
-        )
+        late,
+        all_late=all_late,
+        seen=RankActivity(answer=answer, ranks=(3,) if answer is ActivityAnswer.STOPPED else ()),
+        idle_s=idle_s if answer is ActivityAnswer.IDLE else 0.0,
+        patience_s=patience_s,
+        is_set=is_set,
     )
     if not late:
         assert not because
@@ -240,7 +238,7 @@ def test_time_alone_restarts_nobody_unless_somebody_set_it(  # noqa: PLR0917 - d
 @given(st.lists(st.tuples(st.floats(0.1, 400.0), st.booleans()), min_size=1, max_size=12), st.integers(0, 99))
 def test_a_clean_job_is_never_restarted_whatever_its_pauses(pauses: list[tuple[float, bool]], seed: int) -> None:
     """Of two ranks one pauses as it likes, at work or asleep; the other waits for it. Nobody declares anything."""
-    made, watch = running(pulse(silences=Silences()), 30.0, 0, 1), Watch()
+    made, watch = running(pulse(silences=Silences()), 30.0, 0, 1), ActivityHistory()
     now, cpu, step = 30.0, 0.0, 1000
     for seconds, works in pauses:
         until = now + seconds
@@ -256,24 +254,23 @@ def test_a_clean_job_is_never_restarted_whatever_its_pauses(pauses: list[tuple[f
             else:
                 watch.forget()
             late = made.late(now)
-            evidence = LatenessEvidence(
-                late=late,
+            assert not hung(
+                late,
                 all_late=made.are_all(late),
                 seen=watch.newest,
                 idle_s=watch.idle_s(),
                 patience_s=made.patience_s(late),
                 is_set=False,
             )
-            assert not hung(evidence)
         step += 1
         for rank in (0, 1):
-            made.take(RankReport(rank=rank, step=step), now)
+            made.take(rank, step, "", now)
 
 
 T, R = ProcessSnapshot(state="T", cpu_s=1.0), ProcessSnapshot(state="S", cpu_s=1.0)
 
 
-def looked(watch: Watch, start: float, end: float, *sights: ProcessSnapshot) -> float:
+def looked(watch: ActivityHistory, start: float, end: float, *sights: ProcessSnapshot) -> float:
     at = start
     while at <= end:
         watch.look(dict(enumerate(sights)), at, len(sights))
@@ -282,7 +279,7 @@ def looked(watch: Watch, start: float, end: float, *sights: ProcessSnapshot) -> 
 
 
 def test_a_rank_that_is_seen_stopped_for_ten_seconds_hangs_whatever_was_learned() -> None:
-    watch = Watch()
+    watch = ActivityHistory()
     looked(watch, 0.0, 9.0, R, T)
     assert (watch.newest.ranks, watch.stopped_s()) == ((1,), 9.0)
     assert not stopped(watch.newest, watch.stopped_s(), is_heard=True)
@@ -298,13 +295,13 @@ def test_a_rank_that_is_seen_stopped_for_ten_seconds_hangs_whatever_was_learned(
 
 
 def test_all_of_them_stopped_is_no_hang_however_long() -> None:
-    watch = Watch()
+    watch = ActivityHistory()
     looked(watch, 0.0, 90.0, T, T)
     assert not stopped(watch.newest, watch.stopped_s(), is_heard=True)
 
 
 def test_what_was_between_looks_far_apart_is_not_known() -> None:
-    watch = Watch()
+    watch = ActivityHistory()
     looked(watch, 0.0, 3.0, R, T)
     looked(watch, 3.5 + UNBROKEN_S, 3.5 + UNBROKEN_S, R, T)
     assert watch.stopped_s() == 0.0
@@ -333,6 +330,6 @@ def test_who_is_late_is_quiet(now: float, steps_s: float | None, learned: list[f
     for one in learned:
         silences.learn(STEPS, one)
     made = pulse(steps_s, silences)
-    made.take(RankReport(rank=0, step=1), 0.0)
+    made.take(0, 1, "", 0.0)
     ticked(made, 0.0, now)
     assert {one.rank for one in made.late(now, 0.7)} <= {one.rank for one in made.quiet(now, 0.7)}

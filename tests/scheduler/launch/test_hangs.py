@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import IncidentOutcome
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.recovery.records import IncidentOutcome
 from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.slow]

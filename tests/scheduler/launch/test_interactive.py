@@ -8,16 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.launch.interactive import (
-    Interactive,
-    InteractiveError,
-    interactive,
-    understood,
-)
+from deeplink.core.types import NodeName
+from deeplink.scheduler.launch.errors import LaunchError
+from deeplink.scheduler.launch.srun_shim import Interactive, interactive, understood
 from deeplink.scheduler.slurm.nodeset import unfold_counts
-from deeplink.scheduler.slurm.options import SRUN
+from deeplink.scheduler.slurm.sbatch_options import SRUN
 from deeplink.scheduler.topology.graph import Fabric
-from deeplink.types import NodeName
 
 OURSELVES = ["deeplink", "srun"]
 DEALT = Fabric({NodeName(f"n{number}"): ("core", f"leaf{number % 2}") for number in range(8)})
@@ -132,7 +128,7 @@ def test_a_dry_run_is_ours_before_the_command_and_the_commands_own_behind_it() -
 
 @pytest.mark.parametrize("word", ["--dry-run=1", "--deeplink-spares=1", "--deeplink-nothing"])
 def test_an_option_of_ours_that_there_is_not_is_wrong_usage(word: str) -> None:
-    with pytest.raises(InteractiveError) as told:
+    with pytest.raises(LaunchError) as told:
         understood([word, "true"])
     assert told.value.exit_code == 2
 
@@ -147,7 +143,7 @@ def test_the_commands_own_words_arrive_unchanged(words: list[str], env: dict[str
 def test_any_words_become_a_command_of_srun_or_salloc(words: list[str]) -> None:
     try:
         found = made(words)
-    except InteractiveError:
+    except LaunchError:
         return
     assert found.argv[0] in {"srun", "salloc"}
     assert found.argv[-1:] == SRUN.parse(found.argv[1:]).rest[-1:] or found.argv == ("srun", *words)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from deeplink.clock import ManualClock
-from deeplink.scheduler.launch.job_status import AGAIN_S, OFTEN_S, SELDOM_S, JobStatus, StatusPoller
+from deeplink.core.clock import ManualClock
+from deeplink.scheduler.launch.backend import JobStatus
+from deeplink.scheduler.launch.slurm_monitor import AGAIN_S, SELDOM_S, STATUS_EVERY_S, StatusPoller
 from tests.waiting import LIMIT_S
 
 
@@ -18,7 +19,7 @@ class Controller:
     asked: int = 0
     free: threading.Event = field(default_factory=threading.Event)
 
-    def standing(self) -> JobStatus | None:
+    def job_status(self) -> JobStatus | None:
         self.asked += 1
         assert self.free.wait(LIMIT_S)
         return self.answer
@@ -26,7 +27,7 @@ class Controller:
 
 def settled(desk: StatusPoller) -> None:
     for thread in threading.enumerate():
-        if thread.name == "deeplink-standing":
+        if thread.name == "deeplink-status":
             thread.join(LIMIT_S)
 
 
@@ -66,18 +67,18 @@ def test_who_wants_an_answer_asks_again_until_there_is_one() -> None:
     desk = StatusPoller(controller, clock)  # type: ignore[arg-type]
     begun = clock.now
     for _ in range(3):
-        desk.press(begun)
+        desk.ask_since(begun)
         settled(desk)
-        desk.press(begun)
+        desk.ask_since(begun)
         settled(desk)
         clock.now += AGAIN_S
     assert controller.asked == 3
     assert desk.since(begun) is None
     controller.answer = JobStatus(ours=False, runs=True)
-    desk.press(begun)
+    desk.ask_since(begun)
     settled(desk)
     assert desk.since(begun) == controller.answer
-    desk.press(begun)
+    desk.ask_since(begun)
     settled(desk)
     assert controller.asked == 4
 
@@ -87,7 +88,7 @@ def test_who_presses_for_an_ever_later_moment_does_not_flood_slurm() -> None:
     controller.free.set()
     desk = StatusPoller(controller, clock)  # type: ignore[arg-type]
     for _ in range(50):
-        desk.press(clock.now)
+        desk.ask_since(clock.now)
         settled(desk)
         clock.now += AGAIN_S / 10
     assert controller.asked == 5
@@ -102,4 +103,4 @@ def test_while_nobody_has_said_whether_there_is_a_limit_it_is_asked_often() -> N
         desk.tick()
         settled(desk)
         assert (desk.left_s() is None) is (answer is None)
-        clock.now += OFTEN_S
+        clock.now += STATUS_EVERY_S

@@ -18,16 +18,16 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from deeplink.clock import SystemClock
-from deeplink.config import load_config
-from deeplink.scheduler.launch.failure import RelaunchLimits
+from deeplink.core.clock import SystemClock
+from deeplink.core.config import load_config
+from deeplink.core.types import NodeName
+from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.launch.job import run_job
 from deeplink.scheduler.launch.launch_spec import LaunchSpec
-from deeplink.scheduler.launch.local import LocalBackend
-from deeplink.scheduler.launch.verdict import AGAIN_CODE, RelaunchPolicy
-from deeplink.scheduler.sandbox.processes import ProcessId
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.types import NodeName
+from deeplink.scheduler.launch.local_backend import LocalBackend
+from deeplink.scheduler.recovery.rank_failure import RelaunchLimits
+from deeplink.scheduler.recovery.relaunch import AGAIN_CODE, RelaunchPolicy
+from deeplink.scheduler.testbed.processes import ProcessId
 from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.slow]

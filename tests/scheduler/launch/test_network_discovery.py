@@ -11,20 +11,17 @@ from typing import Any
 
 import pytest
 
-from deeplink.clock import SystemClock
-from deeplink.links import InterfaceAddress, Route
+from deeplink.core.clock import SystemClock
+from deeplink.core.types import NodeName
+from deeplink.rpc.resolving import InterfaceAddress, Route
 from deeplink.scheduler.launch.environment import NodeFacts
+from deeplink.scheduler.launch.errors import LaunchError
 from deeplink.scheduler.launch.event_log import EventLog
-from deeplink.scheduler.launch.launch_spec import LaunchSpec
-from deeplink.scheduler.launch.local import LocalBackend
-from deeplink.scheduler.launch.network import SLURMS, NoInterfaceError
-from deeplink.scheduler.launch.network_discovery import found_network, on_fabric
-from deeplink.scheduler.launch.site import SiteFabric
+from deeplink.scheduler.launch.local_backend import LocalBackend
+from deeplink.scheduler.launch.shared_network import SLURMS, SiteFabric, fabric_below, found_network
 from deeplink.scheduler.topology.graph import Fabric
-from deeplink.types import NodeName
 
 N0, N1 = NodeName("n0"), NodeName("n1")
-ORDER = LaunchSpec(command=("true",), per_node=1, count=2)
 
 
 def found(
@@ -81,7 +78,7 @@ def test_where_none_answers_it_is_slurms_own_and_what_was_asked_for_stands_with_
         with caplog.at_level(logging.WARNING):
             assert found(tmp_path, facts, "eth1")[0][N0].interface == "eth1"
         assert "not every node answers over eth1" in caplog.text
-        with pytest.raises(NoInterfaceError):
+        with pytest.raises(LaunchError):
             found(tmp_path, facts, "ib0")
 
 
@@ -116,6 +113,5 @@ def test_a_description_that_lacks_nodes_is_pointed_out(
 ) -> None:
     backend = LocalBackend.on_this_machine(2, os.environ, tmp_path, tmp_path)
     with caplog.at_level(logging.WARNING):
-        order = on_fabric(ORDER, backend, site, dict.fromkeys((N0, N1), ""))
-    assert order.fabric is not None
+        fabric_below(dict.fromkeys((N0, N1), ""), site, backend.fabric)
     assert said in caplog.text if said else not caplog.text

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from deeplink.scheduler.launch.progress import LONG_RUN_S, Progress
-from deeplink.scheduler.watch.records import ProgressPoint
-from deeplink.types import Attempt
+from deeplink.core.types import Attempt
+from deeplink.scheduler.launch.history import LONG_RUN_S, Progress
+from deeplink.scheduler.recovery.records import ProgressPoint
 
 FIRST, SECOND = Attempt(7, 0, 0), Attempt(7, 0, 1)
 

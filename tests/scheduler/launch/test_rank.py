@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deeplink.core.types import Attempt
 from deeplink.scheduler.launch import rank
 from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts, RankTask
-from deeplink.types import Attempt
 from tests.waiting import LIMIT_S
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"

@@ -6,16 +6,18 @@ import json
 
 import pytest
 
+from deeplink.core.types import Attempt
 from deeplink.scheduler.launch.environment import (
+    RECIPES,
     Launch,
     NodeFacts,
-    NotLaunchedError,
     RankTask,
+    Start,
+    host_file,
     mpi_task,
     rank_environment,
 )
-from deeplink.scheduler.launch.recipes import RECIPES, Start, host_file
-from deeplink.types import Attempt
+from deeplink.scheduler.launch.errors import LaunchError
 
 
 def launch(recipe: str, *hosts: str, per_node: int = 2, relaunch: int = 2) -> Launch:
@@ -130,7 +132,7 @@ def test_an_mpiexec_says_which_rank_a_process_is(variable: str) -> None:
 
 @pytest.mark.parametrize("env", [{}, {"PMI_RANK": "4"}, {"PMI_RANK": "-1"}])
 def test_a_rank_that_nobody_meant_is_refused(env: dict[str, str]) -> None:
-    with pytest.raises(NotLaunchedError):
+    with pytest.raises(LaunchError):
         mpi_task(launch("mpi"), env)
 
 

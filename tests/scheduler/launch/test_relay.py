@@ -66,8 +66,8 @@ def test_bytes_that_are_no_text_stop_nothing(capfdbinary: pytest.CaptureFixture[
 def test_an_end_of_sruns_own_is_told_from_that_of_a_rank(written: bytes, named: bool) -> None:
     watcher, _ = watched(written)
     assert watcher.is_rank_named is named
-    said = watcher.failed_itself(1)
-    assert not said.is_of_rank
+    said = watcher.failed(1)
+    assert said.is_of_rank is named
     words = written.decode().removeprefix("srun: ").removeprefix("error: ").strip()
     assert words in said.said or named
 
@@ -75,7 +75,7 @@ def test_an_end_of_sruns_own_is_told_from_that_of_a_rank(written: bytes, named: 
 def test_the_node_that_ranks_cannot_be_started_on_is_read() -> None:
     launch = b"srun: error: Task launch for StepId=7.2 failed on node n3: Invalid job credential\n"
     watcher, _ = watched(b"srun: error: a word of srun's\n" + launch)
-    assert watcher.failed_itself(1).node == "n3"
+    assert watcher.failed(1).node == "n3"
     watcher, _ = watched(launch + b"srun: error: n0: task 1: Exited with exit code 5\n")
     assert watcher.failed().node == "n0"
 
@@ -94,7 +94,7 @@ def test_what_a_rank_writes_for_terminals_enters_no_record(
     line: bytes, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     watcher, _ = watched(line)
-    for said in (watcher.said, watcher.node, watcher.unstarted, watcher.failed_itself(1).said):
+    for said in (watcher.said, watcher.node, watcher.unstarted, watcher.failed(1).said):
         assert said.isprintable()
     assert capfdbinary.readouterr().err == line, "the user's own output is passed on as it is"
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from deeplink.clock import ManualClock
-from deeplink.scheduler.launch.service import NODES_S, OFTEN_S, NodesStanding, Service, nodes_standing
+from deeplink.core.clock import ManualClock
+from deeplink.core.types import JobId, NodeName
+from deeplink.scheduler.launch.backend import NodesStatus
+from deeplink.scheduler.launch.slurm_backend import nodes_status
+from deeplink.scheduler.launch.slurm_monitor import NODES_EVERY_S, NODES_S, NodesPoller
 from deeplink.scheduler.slurm.parse import JobRow, NodeRow, parse_nodes
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.types import JobId, NodeName
 from tests.waiting import LIMIT_S
 
 N0, N1, N2 = map(NodeName, ("n0", "n1", "n2"))
@@ -64,23 +66,23 @@ def test_a_node_that_is_not_the_jobs_any_more_is_taken_whatever_its_state(
     state: str, reason: str, of: JobRow, out: dict[NodeName, str], taken: dict[NodeName, str]
 ) -> None:
     rows = [row("n0", "ALLOCATED"), row("n1", "ALLOCATED"), row("n2", state, reason)]
-    assert nodes_standing((N0, N1, N2), rows, of, 2) == NodesStanding(out=out, taken=taken)
+    assert nodes_status((N0, N1, N2), rows, of, 2) == NodesStatus(out=out, taken=taken)
 
 
 def test_a_node_that_slurm_knows_no_more_is_taken() -> None:
     rows = [row("n0", "ALLOCATED"), row("n1", "ALLOCATED")]
-    assert nodes_standing((N0, N1, N2), rows, FEWER, 2) == NodesStanding(taken={N2: "unknown"})
+    assert nodes_status((N0, N1, N2), rows, FEWER, 2) == NodesStatus(taken={N2: "unknown"})
 
 
 @dataclass
 class Controller:
     """Answers when it is let, as slurmctld does."""
 
-    word: NodesStanding | None = None
+    word: NodesStatus | None = None
     asked: int = 0
     free: threading.Event = field(default_factory=threading.Event)
 
-    def nodes_standing(self) -> NodesStanding | None:
+    def nodes_status(self) -> NodesStatus | None:
         self.asked += 1
         assert self.free.wait(LIMIT_S)
         return self.word
@@ -103,46 +105,46 @@ def answered() -> None:
 
 
 def test_slurms_last_word_on_the_nodes_counts_while_it_gives_none_and_that_is_said() -> None:
-    clock, controller, heard = ManualClock(), Controller(NodesStanding(taken={N1: "down: fan"})), Heard()
-    service = Service(controller, clock)  # type: ignore[arg-type] # all that it uses of a backend
-    assert service.look(lambda: None) == NodesStanding(), "it has never answered"
+    clock, controller, heard = ManualClock(), Controller(NodesStatus(taken={N1: "down: fan"})), Heard()
+    service = NodesPoller(controller, clock)  # type: ignore[arg-type] # all that it uses of a backend
+    assert service.look(lambda: None) == NodesStatus(), "it has never answered"
     assert clock.now >= NODES_S, "it is waited for, and not for ever"
     controller.free.set()
     assert service.look(answered) == controller.word
     controller.word = None  # the controller is away
     clock.now += 1.0
     assert service.look(answered).taken == {N1: "down: fan"}
-    service.tell(heard, [N0, N1], [N0])  # type: ignore[arg-type] # all that it uses of a chronicle
+    service.report(heard, [N0, N1], [N0])  # type: ignore[arg-type] # all that it uses of a chronicle
     assert [event for event, _ in heard.told] == ["nodes-unknown", "taken"]
     assert heard.told[-1][1] == "n1 is down: fan; Slurm has taken it from the job, it is not used any more"
-    controller.word = NodesStanding()
+    controller.word = NodesStatus()
     clock.now += 1.0
-    assert service.look(answered) == NodesStanding()
+    assert service.look(answered) == NodesStatus()
 
 
 def test_an_answer_to_an_earlier_question_is_no_answer_to_this_one() -> None:
-    clock, controller = ManualClock(), Controller(NodesStanding())
-    service = Service(controller, clock)  # type: ignore[arg-type]
+    clock, controller = ManualClock(), Controller(NodesStatus())
+    service = NodesPoller(controller, clock)  # type: ignore[arg-type]
     service.tick()  # under way, since before the node was taken
     clock.now += 1.0
 
     def listen() -> None:
         controller.free.set()
         answered()
-        controller.word = NodesStanding(taken={N1: "idle"})
+        controller.word = NodesStatus(taken={N1: "idle"})
 
     assert service.look(listen).taken == {N1: "idle"}
 
 
 def test_a_stranded_job_asks_now_and_then() -> None:
-    clock, controller = ManualClock(), Controller(NodesStanding())
+    clock, controller = ManualClock(), Controller(NodesStatus())
     controller.free.set()
-    service = Service(controller, clock)  # type: ignore[arg-type]
+    service = NodesPoller(controller, clock)  # type: ignore[arg-type]
     for _ in range(3):
         service.tick()
         answered()
     assert controller.asked == 1
-    clock.now += OFTEN_S
+    clock.now += NODES_EVERY_S
     service.tick()
     answered()
     assert controller.asked == 2

@@ -6,18 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.launch.shape import (
-    Granted,
-    RankLayoutError,
-    _dealt,
-    check_spread,
-    gpu_options,
-    granted_by,
-    ranks_of,
-)
-from deeplink.scheduler.slurm.allocation import Allocation
-from deeplink.scheduler.slurm.job_address import JobAddress
-from deeplink.types import NodeName
+from deeplink.core.types import NodeName
+from deeplink.scheduler.launch.errors import LaunchError
+from deeplink.scheduler.launch.launch_spec import Granted, _dealt, check_spread, gpu_options, granted_by, ranks_of
+from deeplink.scheduler.slurm.client import Allocation
+from deeplink.scheduler.slurm.parse import JobAddress
 
 A, B, C = map(NodeName, ("a1", "b1", "c1"))
 NODES = (A, B, C)
@@ -54,7 +47,7 @@ def test_tasks_as_slurm_spread_them(tasks: str, told: str, expected: tuple[int, 
 @pytest.mark.parametrize(("tasks", "told"), [("7", "5,1"), ("9", "1,5,1"), ("7", ""), ("7", "x"), ("2", "1(x3)")])
 def test_tasks_that_slurm_tells_otherwise_than_it_should_are_no_guess(tasks: str, told: str) -> None:
     found = given_by(NTASKS=tasks, TASKS_PER_NODE=told)
-    with pytest.raises(RankLayoutError, match="tasks"):
+    with pytest.raises(LaunchError, match="tasks"):
         ranks_of(NODES, found, None, starters=False)
     assert ranks_of(NODES, found, 4, starters=False) == nodes(4, 4, 4)
 
@@ -73,7 +66,7 @@ def test_a_job_that_asks_for_no_tasks_has_a_rank_for_each_gpu_or_one() -> None:
     assert ranks_of(NODES, gpus, None, starters=False) == nodes(4, 2, 1)
     lost = given_by(Allocation(address=ADDRESS, gpus=nodes(4, 4)))
     assert ranks_of(NODES, lost, None, starters=False) == nodes(4, 4, 4), "Slurm has taken c1 from the job"
-    with pytest.raises(RankLayoutError, match="c1 without one"):
+    with pytest.raises(LaunchError, match="c1 without one"):
         ranks_of(NODES, given_by(Allocation(address=ADDRESS, gpus=nodes(1, 1, 0))), None, starters=False)
 
 
@@ -91,7 +84,7 @@ def test_within_a_step_the_environment_tells_of_the_step_and_slurm_of_the_job() 
     step = {"STEP_ID": "0", "NTASKS": "1", "TASKS_PER_NODE": "1"}
     assert given_by(Allocation(address=ADDRESS, tasks=3), **step).tasks is None
     assert given_by(Allocation(address=ADDRESS, tasks=6, tasks_per_node=2), **step).tasks == nodes(2, 2, 2)
-    with pytest.raises(RankLayoutError, match="inside a step"):
+    with pytest.raises(LaunchError, match="inside a step"):
         ranks_of(NODES, given_by(Allocation(address=ADDRESS, tasks=7), **step), None, starters=False)
     alone = granted_by({"SLURM_JOB_NODELIST": "a1", "SLURM_STEP_ID": "0"}, Allocation(address=ADDRESS, tasks=4))
     assert alone.tasks == {"a1": 4}
@@ -102,7 +95,7 @@ def test_a_batch_script_of_26_05_is_no_step() -> None:
 
 
 def test_a_job_of_several_components_is_refused() -> None:
-    with pytest.raises(RankLayoutError, match="components"):
+    with pytest.raises(LaunchError, match="components"):
         given_by(Allocation(address=JobAddress.of_label("15+0")))
 
 
@@ -129,28 +122,28 @@ def test_what_srun_is_told_of_gpus(granted: Granted, started: tuple[int, ...], o
 def test_a_torchrun_has_all_gpus_of_its_node() -> None:
     each = Granted(gpus=nodes(4, 4), gpus_per_task=1, tasks_per_gpu=2)
     assert gpu_options(each, nodes(1, 1), starters=True) == ["--gres=gpu:4"]
-    with pytest.raises(RankLayoutError, match="a1: 3, b1: 1"):
+    with pytest.raises(LaunchError, match="a1: 3, b1: 1"):
         gpu_options(Granted(gpus=nodes(3, 1), gpus_per_task=1), nodes(1, 1), starters=True)
 
 
 @pytest.mark.parametrize(("gpus", "started"), [((4, 2), (3, 1)), ((3, 1), (4, 4)), ((4, 2), (1, 1))])
 def test_gpus_that_slurm_has_no_words_for_are_refused(gpus: tuple[int, ...], started: tuple[int, ...]) -> None:
-    with pytest.raises(RankLayoutError, match="differ in them"):
+    with pytest.raises(LaunchError, match="differ in them"):
         gpu_options(Granted(gpus=nodes(*gpus)), nodes(*started), starters=False)
 
 
 def test_more_ranks_than_their_gpus_allow_are_refused() -> None:
-    with pytest.raises(RankLayoutError, match="are to run on b1, which has 2"):
+    with pytest.raises(LaunchError, match="are to run on b1, which has 2"):
         gpu_options(Granted(gpus=nodes(4, 2), gpus_per_task=1), nodes(4, 4), starters=False)
 
 
 def test_nodes_that_differ_all_run_and_have_no_groups() -> None:
     check_spread(nodes(2, 2, 2), 2, [4])
     check_spread(nodes(5, 1, 1), 3, [])
-    with pytest.raises(RankLayoutError, match="who rests") as refused:
+    with pytest.raises(LaunchError, match="who rests") as refused:
         check_spread(nodes(5, 1, 1), 2, [])
     assert refused.value.exit_code == 2
-    with pytest.raises(RankLayoutError, match="groups"):
+    with pytest.raises(LaunchError, match="groups"):
         check_spread(nodes(5, 1, 1), 3, [7])
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from deeplink.core.types import NodeName, format_members
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.site import SiteFabric, known_fabric, near_hcas, with_domains, with_hcas
+from deeplink.scheduler.launch.shared_network import SiteFabric, known_fabric, near_hcas, with_domains, with_hcas
 from deeplink.scheduler.topology.graph import Fabric
-from deeplink.scheduler.topology.inside import Gpu, Inside, Join, Joined, Nic
-from deeplink.scheduler.topology.sources.slurm import read_slurm
-from deeplink.types import NodeName, format_members
+from deeplink.scheduler.topology.network import Gpu, Inside, Join, Joined, Nic
+from deeplink.scheduler.topology.sources.slurm_topology import read_slurm
 
 N0, N1 = NodeName("n0"), NodeName("n1")
 TOLD = {N0: "core.leaf0.n0", N1: "core.leaf1.n1"}

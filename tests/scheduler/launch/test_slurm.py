@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from deeplink.clock import ManualClock
+from deeplink.core.clock import ManualClock
+from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
-from deeplink.scheduler.launch.shape import Granted
-from deeplink.scheduler.launch.slurm import SlurmBackend
+from deeplink.scheduler.launch.launch_spec import Granted
+from deeplink.scheduler.launch.slurm_backend import SlurmBackend
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
-from deeplink.types import Attempt, NodeName
 from tests.scheduler.slurm.answers import answer, job_answer
 from tests.waiting import until
 
@@ -67,7 +67,7 @@ def test_a_job_whose_lost_node_is_down_is_requeued() -> None:
     ],
 )
 def test_whose_the_job_is_and_whether_it_runs(state: str, restarts: int, *, ours: bool, runs: bool) -> None:
-    word = backend(Cluster(state=state, restarts=restarts), restart=2).standing()
+    word = backend(Cluster(state=state, restarts=restarts), restart=2).job_status()
     assert word is not None
     assert (word.ours, word.runs, word.left_s) == (ours, runs, 3600.0)
 
@@ -84,7 +84,7 @@ def test_a_lost_node_that_slurm_took_from_the_job_delays_no_requeue_though_it_is
     cluster = Cluster(node_state="IDLE", nodes="n0")
     assert backend(cluster).requeue_if_down([LOST])
     assert cluster.requeued == ["17"]
-    word = backend(cluster).nodes_standing()
+    word = backend(cluster).nodes_status()
     assert word is not None
     assert word.taken == {LOST: "idle"}
 

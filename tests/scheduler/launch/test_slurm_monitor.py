@@ -6,19 +6,28 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from deeplink import process_metrics
-from deeplink.clock import ManualClock
-from deeplink.scheduler.launch.deadline import END_S, LEAST_MARGIN_S
+from deeplink.core import process_metrics
+from deeplink.core.clock import ManualClock
+from deeplink.core.types import Attempt, NodeName
+from deeplink.scheduler.launch.backend import JobStatus, RunContext
+from deeplink.scheduler.launch.ending import TICK_S
 from deeplink.scheduler.launch.event_log import EventLog
-from deeplink.scheduler.launch.job_status import AGAIN_S, JobStatus
-from deeplink.scheduler.launch.slurm_monitor import AFTERMATH_S, FRESH_S, SLOW_S, SlurmMonitor
-from deeplink.scheduler.launch.verdict import AttemptVerdict, NextMove
-from deeplink.scheduler.launch.wait_for_requeue import TICK_S
-from deeplink.scheduler.watch.records import IncidentKind, ProgressPoint
-from deeplink.types import Attempt, NodeName
+from deeplink.scheduler.launch.launch_spec import LaunchSpec
+from deeplink.scheduler.launch.slurm_monitor import (
+    AFTERMATH_S,
+    AGAIN_S,
+    END_S,
+    FRESH_S,
+    LEAST_MARGIN_S,
+    SLOW_S,
+    SlurmMonitor,
+)
+from deeplink.scheduler.recovery.records import IncidentKind, ProgressPoint
+from deeplink.scheduler.recovery.relaunch import AttemptVerdict, NextMove, RelaunchPolicy
 from tests.waiting import LIMIT_S
 
 OURS = JobStatus(ours=True, runs=True, left_s=3600.0, requeueable=True, word="RUNNING")
@@ -38,7 +47,7 @@ class Controller:
     can_requeue: bool = True
     free: threading.Event = field(default_factory=threading.Event)
 
-    def standing(self) -> JobStatus | None:
+    def job_status(self) -> JobStatus | None:
         self.asked += 1
         assert self.free.wait(LIMIT_S)
         return self.word
@@ -61,14 +70,10 @@ class Run:
 
     def __post_init__(self) -> None:
         self.chronicle = EventLog(self.folder, self.clock, [])
-        self.liaison = SlurmMonitor(
-            self.slurm,  # type: ignore[arg-type] # all that it uses of them
-            self.agents,  # type: ignore[arg-type]
-            self.chronicle,
-            self.clock,
-            margin_s=None,
-            partition_s=60.0,
-        )
+        slurm: Any = self.slurm  # all that it uses of them
+        agents: Any = self.agents
+        spec = LaunchSpec(command=("true",), per_node=1, count=2)
+        self.liaison = SlurmMonitor(RunContext(slurm, agents, self.chronicle, self.clock, spec, RelaunchPolicy()))
 
     def look(self, *, code: int | None = None, told: str = "") -> AttemptVerdict | None:
         """Look once, with Slurm's answer, if it was asked, there at the next look."""
@@ -76,7 +81,7 @@ class Run:
         found = self.liaison.look(code, told, gained=True)
         self.slurm.free.set()
         for thread in threading.enumerate():
-            if thread.name == "deeplink-standing":
+            if thread.name == "deeplink-status":
                 thread.join(LIMIT_S)
         self.clock.now += TICK_S
         return found
@@ -94,7 +99,7 @@ class Run:
         self.slurm.free.clear()
         end, free_at = self.clock.now + seconds, float("inf")
         while self.clock.now < end and (found := self.liaison.look(None, "", gained=True)) is None:
-            asking = [thread for thread in threading.enumerate() if thread.name == "deeplink-standing"]
+            asking = [thread for thread in threading.enumerate() if thread.name == "deeplink-status"]
             free_at = min(free_at, self.clock.now + takes_s) if asking else float("inf")
             if self.clock.now >= free_at:
                 self.slurm.free.set()

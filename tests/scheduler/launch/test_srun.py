@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.clock import ManualClock
-from deeplink.scheduler.launch.external_events import TERMINATED
+from deeplink.core.clock import ManualClock
+from deeplink.scheduler.launch.slurm_monitor import TERMINATED
 from deeplink.scheduler.launch.srun import TAKEN_S, TRY_AGAIN_S, UNANSWERED_S, OwnStep, SlurmRanks
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError
-from deeplink.scheduler.slurm.job_address import JobAddress
+from deeplink.scheduler.slurm.parse import JobAddress
 from tests.scheduler.slurm.answers import answer, job_answer
 from tests.waiting import LIMIT_S, until
 

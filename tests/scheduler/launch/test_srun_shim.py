@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deeplink.scheduler.launch.errors import LaunchError
 from deeplink.scheduler.launch.srun_shim import (
     BecomesRun,
     LeftAlone,
-    RendezvousError,
     srun_becomes,
     torchrun_becomes,
     torchrun_in_rank,
@@ -193,7 +193,7 @@ def test_what_torchruns_own_parser_takes_no_value_for_swallows_no_script() -> No
 
 
 def test_several_torchruns_on_one_node_are_refused() -> None:
-    with pytest.raises(RendezvousError):
+    with pytest.raises(LaunchError):
         torchrun_in_rank(["t.py"], {**RANK, "LOCAL_WORLD_SIZE": "2"})
 
 

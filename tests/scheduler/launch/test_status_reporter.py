@@ -6,28 +6,25 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from deeplink.clock import ManualClock
-from deeplink.scheduler.launch.agent_monitor import Silence
+from deeplink.core.clock import ManualClock
+from deeplink.core.finding import Finding
+from deeplink.core.types import NodeName
+from deeplink.scheduler.launch.backend import RunContext
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.event_log import EventLog, EventSink
-from deeplink.scheduler.launch.local import LocalBackend
+from deeplink.scheduler.launch.launch_spec import LaunchSpec
+from deeplink.scheduler.launch.local_backend import LocalBackend
 from deeplink.scheduler.launch.status_reporter import FROZEN_S, StatusReporter
-from deeplink.scheduler.watch.records import (
-    Action,
-    Beat,
-    HealthFinding,
-    Incident,
-    IncidentKind,
-    IncidentOutcome,
-    Phase,
-)
-from deeplink.types import NodeName
+from deeplink.scheduler.recovery.records import Action, Beat, Incident, IncidentKind, IncidentOutcome, Phase
+from deeplink.scheduler.recovery.relaunch import RelaunchPolicy, Silence
 from tests.waiting import LIMIT_S, until
 
 N1, N2 = NodeName("n1"), NodeName("n2")
+SPEC = LaunchSpec(command=("true",), per_node=1, count=2)
 
 
 class NoAgents:
@@ -38,7 +35,7 @@ class NoAgents:
     def silence(self) -> Mapping[NodeName, Silence]:
         return {}
 
-    def health(self) -> Mapping[NodeName, tuple[HealthFinding, ...]]:
+    def health(self) -> Mapping[NodeName, tuple[Finding, ...]]:
         return {}
 
     def boot_ids(self) -> Mapping[NodeName, str]:
@@ -64,7 +61,8 @@ def told(tmp_path: Path) -> Iterator[Told]:
     clock, beats = ManualClock(), list[Beat]()
     backend = LocalBackend(7, "ann", (N1, N2), {}, tmp_path, tmp_path)
     chronicle = EventLog(tmp_path, clock, [EventSink(beats.append, "test")])
-    account = StatusReporter(backend, NoAgents(), chronicle, clock)  # type: ignore[arg-type] # all that it uses
+    agents: Any = NoAgents()
+    account = StatusReporter(RunContext(backend, agents, chronicle, clock, SPEC, RelaunchPolicy()))
     yield Told(account, chronicle, clock, beats)
     chronicle.close()
 
@@ -156,7 +154,8 @@ def test_storage_that_takes_no_word_is_an_incident_until_it_does_again(tmp_path:
     backend = LocalBackend(7, "ann", (N1, N2), {}, tmp_path, tmp_path)
     couriers = [EventSink(on_frozen_storage, "journal", clock), EventSink(beats.append, "watchdog", clock)]
     chronicle = EventLog(tmp_path, clock, couriers)
-    account = StatusReporter(backend, NoAgents(), chronicle, clock)  # type: ignore[arg-type] # all that it uses
+    agents: Any = NoAgents()
+    account = StatusReporter(RunContext(backend, agents, chronicle, clock, SPEC, RelaunchPolicy()))
 
     def told() -> list[IncidentOutcome]:
         kinds = [one for beat in beats for one in beat.incidents]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.launch.stepids import FILE, MOST_PASSED, StepIds
+from deeplink.scheduler.launch.srun import FILE, MOST_PASSED, StepIds
 
 
 def passed(ids: StepIds, first: int = 0) -> int:
@@ -38,7 +38,7 @@ def test_agents_that_are_started_again_while_ranks_are_lose_no_number(tmp_path: 
     StepIds(tmp_path, 0).note(39)
     assert StepIds(tmp_path, 1).highest() == 40, "it was told late"
     StepIds(tmp_path, 1).note(2)
-    assert StepIds(tmp_path, 2).highest() == 2, "another run counts anew"
+    assert StepIds(tmp_path, 2).highest() == 2, "another run counts again"
 
 
 def test_a_run_that_lost_none_leaves_nothing(tmp_path: Path) -> None:

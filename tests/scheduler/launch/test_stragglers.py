@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.launch.stragglers import IN_A_ROW, LEAST_S, WINDOW, Stragglers, slow_ranks
+from deeplink.scheduler.launch.hang_detection import IN_A_ROW, SLOW_LEAST_S, WINDOW, Stragglers, slow_ranks
 
-STEP_S = LEAST_S / (WINDOW * (IN_A_ROW - 1))
+STEP_S = SLOW_LEAST_S / (WINDOW * (IN_A_ROW - 1))
 """So that four windows are ten seconds."""
 BOUND = WINDOW * (IN_A_ROW + 2)
 """Steps within which a straggler is found."""
@@ -79,10 +79,10 @@ def test_slow_by_turns_is_nobody() -> None:
 
 def test_however_fast_the_steps_are_it_takes_ten_seconds_to_last() -> None:
     found, step_s = Stragglers(), 0.001
-    for step in range(1, int(1.2 * LEAST_S / step_s), 300):  # a report every 0.3 s
+    for step in range(1, int(1.2 * SLOW_LEAST_S / step_s), 300):  # a report every 0.3 s
         for rank in range(4):
             found.take(rank, step, 0.002 if rank == 3 else 0.001, step * step_s)
-        assert bool(found.found) is (step * step_s >= LEAST_S + 0.3), step
+        assert bool(found.found) is (step * step_s >= SLOW_LEAST_S + 0.3), step
 
 
 def test_who_is_fast_again_is_forgotten() -> None:

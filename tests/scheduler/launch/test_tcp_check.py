@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from deeplink.scheduler.launch.tcp_check import all_reached
+from deeplink.scheduler.launch.shared_network import all_reached
 
 
 def test_all_that_listen_are_reached_and_one_that_does_not_is_enough() -> None:
@@ -22,7 +22,7 @@ def test_all_that_listen_are_reached_and_one_that_does_not_is_enough() -> None:
 
 
 def test_more_than_may_be_asked_at_once_are_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deeplink.scheduler.launch.tcp_check.AT_ONCE", 2)
+    monkeypatch.setattr("deeplink.core.tcp.AT_ONCE", 2)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         assert all_reached([server.getsockname()] * 5)
@@ -32,10 +32,10 @@ def test_more_than_may_be_asked_at_once_are_asked_in_turn(monkeypatch: pytest.Mo
 def test_a_process_that_may_open_no_more_files_reaches_nobody_and_does_not_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def no_more() -> socket.socket:
+    def no_more(_family: int) -> socket.socket:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr("deeplink.scheduler.launch.tcp_check.socket.socket", no_more)
+    monkeypatch.setattr("deeplink.core.tcp.socket.socket", no_more)
     assert not all_reached([("127.0.0.1", 9)])
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.launch.timeout_learning import (
+from deeplink.scheduler.launch.hang_detection import (
     DEFAULTS,
     ENOUGH,
     ENOUGH_STEPS,

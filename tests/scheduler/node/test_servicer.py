@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from deeplink.clock import ManualClock
-from deeplink.scheduler.node.rankprocesses import Reported
+from deeplink.core.clock import ManualClock
+from deeplink.core.types import Attempt, NodeName
+from deeplink.rpc.channel import attempt_to_wire, bound_server, open_channel
+from deeplink.scheduler.node.rank_processes import Reported
 from deeplink.scheduler.node.servicer import KEPT_JOBS, KEPT_REPORTS, Bulletin, NodeServicer, add_to
-from deeplink.types import Attempt, NodeName
 from deeplink.v1 import common_pb2, node_pb2, node_pb2_grpc
-from deeplink.wire import attempt_to_wire, bound_server, open_channel
 from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:

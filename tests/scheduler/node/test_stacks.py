@@ -14,13 +14,11 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from deeplink.clock import ManualClock
+from deeplink.core.clock import ManualClock
+from deeplink.core.types import Attempt
 from deeplink.scheduler.node import stacks
-from deeplink.scheduler.node.asking import catches
-from deeplink.scheduler.node.flight import NEWEST, newest_collectives
-from deeplink.scheduler.node.rankprocesses import Process, ProcessTable, Reported, rank_processes
-from deeplink.scheduler.node.stacks import Stacks, found_py_spy
-from deeplink.types import Attempt
+from deeplink.scheduler.node.rank_processes import Process, ProcessTable, Reported, catches, rank_processes
+from deeplink.scheduler.node.stacks import NEWEST, Stacks, found_py_spy, newest_collectives
 from tests.pickled import pickled
 from tests.waiting import LIMIT_S, until
 
@@ -30,7 +28,7 @@ ATTEMPT = Attempt(77, 0, 3)
 RANK = """
 import sys, threading, time
 from pathlib import Path
-from deeplink.stack_signal import answer_in
+from deeplink.training.progress import answer_in
 
 if sys.argv[1] != "-":
     assert answer_in(Path(sys.argv[1]))

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deeplink.scheduler.model.constants import Constants, LinkSpeed, ReadSpeeds
-from deeplink.scheduler.model.job import Job
-from deeplink.scheduler.model.placement import NodeShare, Placement
-from deeplink.scheduler.model.reading import reads_of
-from deeplink.scheduler.model.step import predict
+from deeplink.core.types import NodeName
+from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed, ReadSpeeds
+from deeplink.scheduler.placement.model.job_profile import Job, NodeShare, Placement
+from deeplink.scheduler.placement.model.step import predict, reads_of
 from deeplink.scheduler.placement.predicted import TIES, Predicted
 from deeplink.scheduler.placement.request import (
     DataResidency,
@@ -23,8 +22,8 @@ from deeplink.scheduler.placement.request import (
 )
 from deeplink.scheduler.placement.search import place
 from deeplink.scheduler.topology.graph import Fabric
-from deeplink.types import NodeName
-from tests.scheduler.model.models import constants, jobs
+from tests.effort import examples
+from tests.scheduler.placement.model.models import constants, jobs
 from tests.scheduler.placement.test_search import Question, every_choice, questions
 
 TALKATIVE = Job(batch=4, sample_s=1e-3, gradient_bytes=1e9, overlap=0.2)
@@ -43,7 +42,7 @@ def cluster_of(leaves: int, each: int, busy: str = "", **more: object) -> Placem
 
 
 @given(questions(most=7), jobs, constants, st.integers(1, 8))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_choice_costs_what_its_placement_is_predicted_to_take(
     asked: Question, job: Job, known: Constants, each: int
 ) -> None:
@@ -65,7 +64,7 @@ def test_a_choice_costs_what_its_placement_is_predicted_to_take(
 
 
 @given(questions(), jobs, constants, st.integers(1, 8))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_the_first_one_is_the_best_there_is(asked: Question, job: Job, known: Constants, each: int) -> None:
     choices = every_choice(asked)
     if not choices:
@@ -77,7 +76,7 @@ def test_the_first_one_is_the_best_there_is(asked: Question, job: Job, known: Co
 
 
 @given(questions(), jobs, constants)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_the_same_traits_cost_the_same_whatever_was_weighed_before(
     asked: Question, job: Job, known: Constants
 ) -> None:

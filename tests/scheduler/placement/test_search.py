@@ -13,20 +13,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deeplink.core.types import NodeName
 from deeplink.scheduler.placement import search
-from deeplink.scheduler.placement.cost import DEFAULT_COST, UNUSED, Cost, Traits, Weights
 from deeplink.scheduler.placement.request import (
+    DEFAULT_COST,
+    UNUSED,
+    Cost,
     DataResidency,
     NodeCapacity,
     NoPlacementError,
     PlacementCluster,
     PlacementRequest,
     Speeds,
+    Traits,
+    Weights,
 )
 from deeplink.scheduler.placement.search import Want, place
 from deeplink.scheduler.topology.graph import Fabric, Path
-from deeplink.scheduler.topology.order import rank_order, ring_crossings
-from deeplink.types import NodeName
+from deeplink.scheduler.topology.rank_order import rank_order, ring_crossings
+from tests.effort import examples
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,6 @@ def free_nodes(asked: Question) -> frozenset[NodeName]:
         node
         for node, room in asked.cluster.rooms.items()
         if node not in request.excluded
-        and (request.candidates is None or node in request.candidates)
         and room.gpus >= request.gpus_per_node
         and (room.idle if request.exclusive else room.free_gpus >= request.gpus_per_node)
     )
@@ -126,7 +130,6 @@ def questions(draw: st.DrawFn, most: int = 10) -> Question:
         exclusive=draw(st.booleans()),
         required=required,
         excluded=draw(some) - required,
-        candidates=draw(st.none() | st.frozensets(st.sampled_from(nodes), min_size=len(nodes) - 1)),
     )
     return Question(cluster, request)
 
@@ -142,7 +145,7 @@ def steps(traits: Traits) -> float:
 
 
 @given(questions(), st.sampled_from([DEFAULT_COST, Weights(remote=40.0), spreading, steps]))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_no_choice_costs_less(asked: Question, cost: Cost) -> None:
     choices = every_choice(asked)
     if not choices:
@@ -164,7 +167,7 @@ def test_no_choice_costs_less(asked: Question, cost: Cost) -> None:
 
 
 @given(questions())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_what_was_given_up_is_what_others_have(asked: Question) -> None:
     choices = every_choice(asked)
     if not choices:
@@ -182,7 +185,7 @@ def test_what_was_given_up_is_what_others_have(asked: Question) -> None:
 
 
 @given(questions(), st.randoms(use_true_random=False), st.booleans())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_the_answer_depends_on_nothing_but_the_facts(
     asked: Question, shuffler: random.Random, built: bool
 ) -> None:
@@ -203,7 +206,7 @@ def test_the_answer_depends_on_nothing_but_the_facts(
 
 
 @given(questions())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_built_choices_meet_the_request_too(asked: Question) -> None:
     choices = every_choice(asked)
     if not choices:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from deeplink.scheduler.placement.speeds import SAID_SLOW, slow_of
-from deeplink.scheduler.topology.assemble import assembled
+from deeplink.scheduler.placement.predicted import SAID_SLOW, slow_of
 from deeplink.scheduler.topology.network import Network
-from deeplink.scheduler.topology.sources.recognise import format_of, read
+from deeplink.scheduler.topology.sources.assemble import assembled, format_of, read
 
 TREE = """
 switches:

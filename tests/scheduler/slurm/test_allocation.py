@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.slurm.allocation import parse_allocation
-from deeplink.scheduler.slurm.parse import SlurmTextError
-from deeplink.types import NodeName
+from deeplink.core.types import NodeName
+from deeplink.scheduler.slurm.client import parse_allocation
+from deeplink.scheduler.slurm.states import SlurmTextError
 from tests.hostile import TEXTS
 
 # As 22.05.8 wrote it, less lines that nothing here reads.

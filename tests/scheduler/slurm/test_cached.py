@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.clock import ManualClock
+from deeplink.core.clock import ManualClock
 from deeplink.scheduler.slurm import cached
 from deeplink.scheduler.slurm.cached import CachedRunner, answers_folder
 from deeplink.scheduler.slurm.client import JobVanishedError, Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandMissingError, CommandTimeoutError
-from deeplink.scheduler.slurm.separator import PATTERN
+from deeplink.scheduler.slurm.parse import PATTERN
 from tests.waiting import LIMIT_S
 
 SQUEUE = ["squeue", "-h"]

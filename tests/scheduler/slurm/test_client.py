@@ -11,8 +11,8 @@ import pytest
 
 from deeplink.scheduler.slurm.client import JobVanishedError, NodeOrder, Slurm
 from deeplink.scheduler.slurm.command import CommandError
-from deeplink.scheduler.slurm.job_address import JobAddress
-from deeplink.scheduler.slurm.parse import SlurmTextError
+from deeplink.scheduler.slurm.parse import JobAddress
+from deeplink.scheduler.slurm.states import SlurmTextError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

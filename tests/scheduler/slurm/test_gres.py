@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.slurm.gres import Gres, GresTextError, gpus_asked, gpus_in, gpus_used, parse_gres
+from deeplink.scheduler.slurm.states import Gres, SlurmValueError, gpus_asked, gpus_in, gpus_used, parse_gres
 
 # As 22.05.8 wrote them (the first eight), and as slurm.conf(5), gres.conf(5) and sbatch(1) have them.
 VALUES = [
@@ -83,7 +83,7 @@ def test_values(text: str, found: list[tuple[str, str, int]]) -> None:
 )
 def test_what_is_none_is_an_error_and_never_no_gpu(text: str) -> None:
     for reader in (parse_gres, gpus_in, gpus_used, gpus_asked):
-        with pytest.raises(GresTextError):
+        with pytest.raises(SlurmValueError, match=r"is no (list|number)"):
             reader(text)
 
 
@@ -91,7 +91,7 @@ def test_what_is_none_is_an_error_and_never_no_gpu(text: str) -> None:
 def test_text_of_any_kind_gives_a_value_or_the_error(text: str) -> None:
     try:
         found = parse_gres(text)
-    except GresTextError:
+    except SlurmValueError:
         return
     assert all(one.name and one.amount >= 0 for one in found)
     assert found or text.strip().casefold() in {"", "(null)", "n/a", "none"}
@@ -143,5 +143,5 @@ def test_gpus_asked_for(text: str, gpus: tuple[str, int]) -> None:
     "text", ["gpu:2,shard:1", "craynetwork:1", "gpu:a100:1,gpu:a30:1", "cpu=4,gpu:1", "gpu:2,4k-disk:1"]
 )
 def test_several_kinds_asked_for_are_not_weighed(text: str) -> None:
-    with pytest.raises(GresTextError):
+    with pytest.raises(SlurmValueError, match=r"is no (list|number)"):
         gpus_asked(text)

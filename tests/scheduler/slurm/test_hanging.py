@@ -12,7 +12,7 @@ import pytest
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.client import NodeOrder, Slurm
 from deeplink.scheduler.slurm.command import CommandMissingError, CommandTimeoutError
-from deeplink.scheduler.slurm.job_address import JobAddress
+from deeplink.scheduler.slurm.parse import JobAddress
 
 JOB = JobAddress.of_label("1")
 VERBS: dict[str, Callable[[Slurm], object]] = {

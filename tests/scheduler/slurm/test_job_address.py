@@ -8,23 +8,25 @@ from pathlib import Path
 
 import pytest
 
+from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.slurm.client import Slurm
-from deeplink.scheduler.slurm.job_address import ComponentError, JobAddress, JobAddressError
+from deeplink.scheduler.slurm.parse import JobAddress
+from deeplink.scheduler.slurm.states import SlurmValueError
 from tests.scheduler.slurm.test_client import Recorder
 
 ROOT = Path(__file__).parents[3]
 MAKERS = {
     "scheduler/slurm/parse.py": "squeue's label",
-    "scheduler/planner/queue.py": "squeue's label",
-    "scheduler/slurm/allocation.py": "scontrol's record of the job",
+    "scheduler/placement/hint/waiting.py": "squeue's label",
+    "scheduler/slurm/client.py": "scontrol's record of the job",
 }
-ORDERS = {"scheduler/slurm/client.py", "scheduler/view/requeue.py", "scheduler/planner/loop.py"}
+ORDERS = {"scheduler/slurm/client.py", "scheduler/watch/requeue.py", "scheduler/placement/hint/planner.py"}
 """Where words are put together that change a job: by a `JobAddress` each."""
 
 
 @pytest.mark.parametrize("text", ["", "12_[1-3]", "12_*", "12.0", "12_3.0", "-1", "012", "12 13", "12\n", "1٢"])
 def test_what_is_not_one_job_is_refused(text: str) -> None:
-    with pytest.raises(JobAddressError):
+    with pytest.raises(SlurmValueError, match=r"does not name one job"):
         JobAddress.of_label(text)
 
 
@@ -32,7 +34,7 @@ def test_a_component_is_not_requeued_and_slurm_is_not_asked() -> None:
     run = Recorder()
     component = JobAddress.of_label("12+1")
     for order in (Slurm(run).requeue, Slurm(run).hold):
-        with pytest.raises(ComponentError, match="only all of them at once") as caught:
+        with pytest.raises(DeepLinkError, match="only all of them at once") as caught:
             order(component)
         assert " 12`" in caught.value.remedy
     assert run.asked == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.slurm.options import SBATCH, SRUN, Grammar
+from deeplink.scheduler.slurm.sbatch_options import SBATCH, SRUN, Grammar
 
 TABLES = sorted((Path(__file__).parents[2] / "data" / "slurm" / "options").glob("*.txt"))
 GRAMMARS = {"sbatch": SBATCH, "srun": SRUN}

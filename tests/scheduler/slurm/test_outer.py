@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from deeplink.scheduler.slurm.allocation import Allocation
-from deeplink.scheduler.slurm.job_address import JobAddress
-from deeplink.scheduler.slurm.outer import LEFT_BEHIND, not_contradicted, without_outer
+from deeplink.scheduler.slurm.client import Allocation
+from deeplink.scheduler.slurm.job_environment import LEFT_BEHIND, not_contradicted, without_outer
+from deeplink.scheduler.slurm.parse import JobAddress
 
 ADDRESS = JobAddress.of_label("7")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.slurm import passing
+from deeplink.scheduler.slurm import job_environment
 from deeplink.scheduler.slurm.command import CommandMissingError
-from deeplink.scheduler.slurm.passing import run_passing_on
+from deeplink.scheduler.slurm.job_environment import run_passing_on
 from tests.waiting import LIMIT_S
 
 ENV = dict(os.environ)
@@ -21,7 +21,7 @@ ENV = dict(os.environ)
 @pytest.fixture(params=["terminal", "pipe"])
 def channel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "pipe":
-        monkeypatch.setattr(passing, "_channel", os.pipe)
+        monkeypatch.setattr(job_environment, "_channel", os.pipe)
 
 
 @pytest.mark.usefixtures("channel")
@@ -52,7 +52,7 @@ def test_a_line_comes_while_the_command_goes_on(tmp_path: Path) -> None:
 def test_a_signal_reaches_the_command_and_ends_us_alike(number: signal.Signals) -> None:
     code = (
         "import os, sys\n"
-        "from deeplink.scheduler.slurm.passing import end_as, run_passing_on\n"
+        "from deeplink.scheduler.slurm.job_environment import end_as, run_passing_on\n"
         "def write(data):\n"
         f"    os.kill(os.getpid(), {int(number)})\n"
         "argv = ['sh', '-c', 'echo up; exec sleep 50']\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from deeplink.scheduler.slurm.programs import make_stand_ins, real_program
+from deeplink.scheduler.slurm.command import make_stand_ins, real_program
 
 
 def program(folder: Path, name: str, text: str = "#!/bin/sh\n") -> Path:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from deeplink.scheduler.slurm.parse import JobRow, SlurmTextError
-from deeplink.scheduler.slurm.standing import parse_standing
-from deeplink.scheduler.slurm.states import JobState
-from deeplink.types import JobId
+from deeplink.core.types import JobId
+from deeplink.scheduler.slurm.client import parse_standing
+from deeplink.scheduler.slurm.parse import JobRow
+from deeplink.scheduler.slurm.states import JobState, SlurmTextError
 
 JOB = JobRow(
     id=JobId(2),

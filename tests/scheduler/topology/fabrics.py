@@ -9,19 +9,23 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from deeplink.scheduler.topology.inside import Gpu, Inside, Join, Joined, Nic
+from deeplink.core.types import NodeName
 from deeplink.scheduler.topology.network import (
     Cable,
     DeviceHealth,
     End,
     FabricLink,
+    Gpu,
+    Inside,
+    Join,
+    Joined,
     Network,
+    Nic,
     Node,
     Other,
     Role,
     Switch,
 )
-from deeplink.types import NodeName
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,20 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from deeplink.scheduler.topology.check import checked
-from deeplink.scheduler.topology.finding import TopologyFindingKind
-from deeplink.scheduler.topology.inside import Inside, Join, Joined
-from deeplink.scheduler.topology.network import DeviceHealth, Network
+from deeplink.core.finding import Severity
+from deeplink.core.types import NodeName
+from deeplink.scheduler.topology.graph import checked
+from deeplink.scheduler.topology.network import DeviceHealth, Inside, Join, Joined, Network, TopologyCheck
 from deeplink.scheduler.topology.sources.document import read_document
-from deeplink.types import NodeName
+from tests.effort import examples
 from tests.scheduler.topology.fabrics import INSIDE, networks
 
 
-def found(text: str, cluster: list[str] | None = None) -> list[tuple[TopologyFindingKind, str]]:
+def found(text: str, cluster: list[str] | None = None) -> list[tuple[str, str]]:
     reading = read_document(text, "fabric")
     assert reading.findings == ()
     names = None if cluster is None else [NodeName(name) for name in cluster]
-    return [(finding.kind, finding.text) for finding in checked(reading.network, names)]
+    return [(finding.check, finding.text) for finding in checked(reading.network, names)]
 
 
 WHOLE = """
@@ -37,19 +37,19 @@ def test_nothing_is_wrong_with_a_whole_fabric() -> None:
 
 def test_missing_and_unknown_nodes_are_named_folded() -> None:
     assert found(WHOLE, ["n0", "n1", "n7", "n8"]) == [
-        (TopologyFindingKind.MISSING, "2 nodes (n[7-8]) of Slurm not in the topology"),
-        (TopologyFindingKind.UNKNOWN, "2 nodes (n[2-3]) in the topology, and no node of Slurm"),
+        (TopologyCheck.MISSING, "2 nodes (n[7-8]) of Slurm not in the topology"),
+        (TopologyCheck.UNKNOWN, "2 nodes (n[2-3]) in the topology, and no node of Slurm"),
     ]
 
 
 def test_parts_without_a_cable_between_them_are_told_with_their_nodes() -> None:
     assert found("switches: {a: {nodes: 'n[0-1]'}, b: {nodes: n2}}") == [
-        (TopologyFindingKind.DISCONNECTED, "2 parts that no cable joins: 2 nodes below a; 1 node below b")
+        (TopologyCheck.DISCONNECTED, "2 parts that no cable joins: 2 nodes below a; 1 node below b")
     ]
 
 
 def test_a_node_on_no_switch_is_loose_only_where_there_are_switches() -> None:
-    assert found(WHOLE + "nodes: [n9]") == [(TopologyFindingKind.LOOSE, "1 node (n9) on no switch")]
+    assert found(WHOLE + "nodes: [n9]") == [(TopologyCheck.LOOSE, "1 node (n9) on no switch")]
     assert found("nodes: 'n[0-3]'") == []
 
 
@@ -75,7 +75,7 @@ def test_an_end_that_was_not_heard_is_told_once_for_each_link() -> None:
     - {below: leaf, above: top, ports: ["1", "7"], told: [true, false]}
     - {below: leaf, above: top, ports: ["2", "8"], told: [true, false]}
     """
-    assert found(text) == [(TopologyFindingKind.ONE_SIDED, "top port 7 was not heard; leaf - top, 2 cables")]
+    assert found(text) == [(TopologyCheck.ONE_SIDED, "top port 7 was not heard; leaf - top, 2 cables")]
     assert found(text.replace("[true, false]", "[false, true]"))[0][1].startswith("leaf port 1 was not heard")
 
 
@@ -87,18 +87,18 @@ def test_fewer_cables_up_than_the_others_is_worth_knowing() -> None:
     - {below: b, above: top, cables: 4}
     - {below: c, above: top, cables: 3}
     """
-    assert found(text) == [(TopologyFindingKind.UNEVEN, "leaf c has 3 cables up, most have 4")]
+    assert found(text) == [(TopologyCheck.UNEVEN, "leaf c has 3 cables up, most have 4")]
 
 
 def test_a_switch_with_nothing_below_is_worth_knowing() -> None:
     assert found("switches: {top: {switches: [a, b]}, a: {nodes: n0}}") == [
-        (TopologyFindingKind.EMPTY, "leaf b has nothing below it")
+        (TopologyCheck.EMPTY, "leaf b has nothing below it")
     ]
 
 
 def test_a_sick_node_is_told() -> None:
     assert found(WHOLE + "nodes: {n0: {health: degraded}, n1: {health: ok}}") == [
-        (TopologyFindingKind.DEGRADED, "node n0 is degraded")
+        (TopologyCheck.DEGRADED, "node n0 is degraded")
     ]
 
 
@@ -112,13 +112,13 @@ def test_a_gpu_with_fewer_nvlinks_than_the_others_is_told() -> None:
 
 
 @given(networks())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_problems_come_first_and_every_bad_cable_is_told(graph: Network) -> None:
     findings = checked(graph)
-    problems = [finding.kind.problem for finding in findings]
+    problems = [finding.severity > Severity.NOTE for finding in findings]
     assert problems == sorted(problems, reverse=True)
     bad = sum(
         cable.health in {DeviceHealth.DEGRADED, DeviceHealth.DOWN} for link in graph.links for cable in link.cables
     )
     sick = sum(node.health in {DeviceHealth.DEGRADED, DeviceHealth.DOWN} for node in graph.nodes.values())
-    assert sum(finding.kind is TopologyFindingKind.DEGRADED for finding in findings) == bad + sick
+    assert sum(finding.check == TopologyCheck.DEGRADED for finding in findings) == bad + sick

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.topology.domains import LEAST_APART, MOST_NAMED, failure_domains
-from deeplink.scheduler.topology.graph import Fabric
-from deeplink.types import Member, NodeName, format_members
+from deeplink.core.types import Member, NodeName, format_members
+from deeplink.scheduler.topology.graph import LEAST_APART, MOST_NAMED, Fabric, failure_domains
 
 
 def nodes(count: int) -> list[NodeName]:

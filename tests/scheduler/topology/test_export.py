@@ -5,21 +5,22 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from deeplink.scheduler.topology.export import NothingToExportError, topology_conf
+from deeplink.core.errors import DeepLinkError
+from deeplink.scheduler.topology.graph import fabric_of, tree_of
 from deeplink.scheduler.topology.network import Network
 from deeplink.scheduler.topology.sources.document import read_document
 from deeplink.scheduler.topology.sources.ibnet import read_ibnetdiscover
-from deeplink.scheduler.topology.sources.slurm import read_slurm
-from deeplink.scheduler.topology.tree import fabric_of, tree_of
+from deeplink.scheduler.topology.sources.slurm_topology import read_slurm, topology_conf
+from tests.effort import examples
 from tests.scheduler.topology.fabrics import networks, rails
 
 
 @given(networks())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_what_is_written_hangs_every_node_where_it_hung(graph: Network) -> None:
     fabric = fabric_of(graph)
     if not fabric.paths:
-        with pytest.raises(NothingToExportError):
+        with pytest.raises(DeepLinkError, match="nothing to write"):
             topology_conf(graph)
         return
     again = read_slurm(topology_conf(graph), "topology.conf")

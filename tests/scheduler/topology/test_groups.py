@@ -10,11 +10,12 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from deeplink.core.types import NodeName
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.scheduler.topology.groups import (
     EXACT_STATES,
     Groups,
-    GroupSizeError,
+    RankOrderError,
     Runs,
     _aligned,
     _chained,
@@ -24,8 +25,8 @@ from deeplink.scheduler.topology.groups import (
     bound,
     score,
 )
-from deeplink.scheduler.topology.order import Cut, choose_active, rank_order, ring_crossings
-from deeplink.types import NodeName
+from deeplink.scheduler.topology.rank_order import Cut, choose_active, rank_order, ring_crossings
+from tests.effort import examples
 
 
 def names(count: int) -> list[NodeName]:
@@ -87,7 +88,7 @@ def tasks(draw: st.DrawFn, most: int = 10) -> tuple[list[int], Groups]:
 
 
 @given(tasks())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @example(([3, 3, 2], Groups((2,))))
 @example(([1, 3, 1, 3], Groups((2, 4))))
 @example(([5, 3, 2], Groups((2, 10))))
@@ -110,7 +111,7 @@ def test_no_permutation_cuts_fewer_groups_or_crosses_less(task: tuple[list[int],
 
 
 @given(tasks(most=12))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_what_is_told_is_what_was_reached(task: tuple[list[int], Groups]) -> None:
     counts, groups = task
     runs, _ = arrange(counts, groups)
@@ -131,7 +132,7 @@ def test_any_ten_nodes_are_weighed_in_full() -> None:
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
 @example([2] * 8)
 @example([3] * 5)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_states_of_the_search_are_not_underrated(counts: list[int]) -> None:
     seen: set[tuple[tuple[int, ...], int]] = set()
     waiting = [(tuple(counts), -1)]
@@ -147,7 +148,7 @@ def test_the_states_of_the_search_are_not_underrated(counts: list[int]) -> None:
 
 
 @given(st.lists(st.integers(1, 7), min_size=2, max_size=9), st.sampled_from([2, 3, 4, 6, 8]))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_the_constructions_for_many_nodes_cut_no_group_that_need_not_be(counts: list[int], span: int) -> None:
     counts = [*counts, span - sum(counts) % span]
     groups = Groups((span * 4,), per_node=4)
@@ -171,7 +172,7 @@ def test_four_thousand_ranks_with_two_sizes_of_groups() -> None:
 
 
 @given(tasks(), st.randoms(use_true_random=False))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_order_depends_on_nothing_but_the_set(task: tuple[list[int], Groups], random: object) -> None:
     counts, groups = task
     nodes, fabric = parted(counts)
@@ -218,7 +219,7 @@ def test_a_cut_group_says_why() -> None:
     ],
 )
 def test_groups_that_cannot_be_are_refused(nodes: int, sizes: tuple[int, ...], said: str) -> None:
-    with pytest.raises(GroupSizeError) as caught:
+    with pytest.raises(RankOrderError) as caught:
         rank_order(names(nodes), Fabric({}), Groups(sizes))
     assert said in str(caught.value)
     assert caught.value.exit_code == 2
@@ -232,7 +233,7 @@ def test_who_rests_leaves_whole_groups_to_the_others() -> None:
 
 
 @given(tasks(), st.integers(1, 4))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_no_other_choice_of_nodes_has_room_for_more_groups(task: tuple[list[int], Groups], resting: int) -> None:
     counts, groups = task
     nodes, fabric = parted(counts)

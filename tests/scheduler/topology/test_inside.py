@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deeplink.scheduler.topology.inside import Gpu, Inside, Join, Joined, Nic
+from deeplink.scheduler.topology.network import Gpu, Inside, Join, Joined, Nic
 from tests.scheduler.topology.fabrics import INSIDE
 
 

@@ -7,11 +7,12 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deeplink.core.types import NodeName
 from deeplink.scheduler.slurm.parse import SwitchRow
+from deeplink.scheduler.topology.graph import fabric_of, parts_of, rails_of, tree_of
 from deeplink.scheduler.topology.network import Cable, FabricLink, Network, Node, Role, Switch
-from deeplink.scheduler.topology.sources.slurm import read_switches
-from deeplink.scheduler.topology.tree import fabric_of, parts_of, rails_of, tree_of
-from deeplink.types import NodeName
+from deeplink.scheduler.topology.sources.slurm_topology import read_switches
+from tests.effort import examples
 from tests.scheduler.topology.fabrics import networks
 
 
@@ -74,7 +75,7 @@ def reachable(graph: Network, one: str, other: str, level: int) -> bool:
 
 
 @given(networks(rails=1))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_nodes_are_as_near_as_the_lowest_level_at_which_they_reach_each_other(graph: Network) -> None:
     fabric, rails = fabric_of(graph), rails_of(graph)
     levels = {branch.name: branch.level for branch in tree_of(graph).walk()}
@@ -90,7 +91,7 @@ def test_nodes_are_as_near_as_the_lowest_level_at_which_they_reach_each_other(gr
 
 
 @given(networks())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_every_node_is_in_the_tree_once_or_loose(graph: Network) -> None:
     tree = tree_of(graph)
     on_branches = [node for branch in tree.walk() for node in branch.nodes]
@@ -104,7 +105,7 @@ def test_every_node_is_in_the_tree_once_or_loose(graph: Network) -> None:
 
 
 @given(networks(), st.data())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_the_tree_does_not_depend_on_the_order_of_the_source(graph: Network, data: st.DataObject) -> None:
     links = tuple(data.draw(st.permutations(graph.links)))
     switches = dict(data.draw(st.permutations(list(graph.switches.items()))))

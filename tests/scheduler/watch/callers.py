@@ -7,11 +7,10 @@ import pwd
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from deeplink.clock import Clock
-from deeplink.scheduler.watch.authorization import Authorizer
-from deeplink.scheduler.watch.identity import Caller, TokenMint
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.types import NodeName
+from deeplink.core.clock import Clock
+from deeplink.core.types import NodeName
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.watch.server import Authorizer, Caller, TokenMint
 
 NEVER = 99_999_999_999.0
 MINT = TokenMint("the secret of the watchdogs in tests")

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from deeplink.core.types import NodeName
+from deeplink.scheduler.liveness.probe import Address
+from deeplink.scheduler.recovery.evidence import ProbeResult
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
 from deeplink.scheduler.slurm.nodeset import unfold
-from deeplink.scheduler.watch.evidence import ProbeResult
-from deeplink.scheduler.watch.probe import Address
-from deeplink.types import NodeName
 
 NODES = tuple(f"n{number}" for number in range(8))
 HELD = "JobHeldUser"
@@ -157,10 +157,10 @@ class Machine:
         if self.refuse_submit:
             raise CommandError(argv, 1, "sbatch: error: QOSMaxSubmitJobPerUserLimit")
         fields = dict(word.removeprefix("--").split("=", 1) for word in argv if "=" in word)
-        heir = Job(max(self.jobs) + 1, "PENDING", reason=HELD, comment=fields["comment"], ran=0)
-        heir.excluded = fields.get("exclude", "")
-        self.jobs[heir.id] = heir
-        return f"{heir.id}\n"
+        replacement = Job(max(self.jobs) + 1, "PENDING", reason=HELD, comment=fields["comment"], ran=0)
+        replacement.excluded = fields.get("exclude", "")
+        self.jobs[replacement.id] = replacement
+        return f"{replacement.id}\n"
 
     def _tell_node(self, argv: list[str]) -> str:
         if not self.rights:

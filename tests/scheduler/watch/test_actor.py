@@ -14,26 +14,23 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from deeplink.clock import ManualClock
-from deeplink.metrics import WatchMetrics
-from deeplink.plainrpc import TOKEN_HEADER
+from deeplink.core.clock import ManualClock
+from deeplink.core.metrics import WatchMetrics
+from deeplink.core.types import Attempt, NodeName
+from deeplink.rpc.tokens import TOKEN_HEADER
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.liveness.heartbeats import HeartbeatTable, beat_to_wire
+from deeplink.scheduler.liveness.probe import Address
+from deeplink.scheduler.recovery.evidence import ProbeResult, Remedy, Verdict, WatchPolicy
+from deeplink.scheduler.recovery.records import Beat, IncidentKind, IncidentOutcome, NodeRecord, Phase
+from deeplink.scheduler.recovery.recovery_steps import SETTLE_S
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError
 from deeplink.scheduler.slurm.states import LAUNCH_FAILED
 from deeplink.scheduler.watch.actor import Actor
-from deeplink.scheduler.watch.authorization import Authorizer
-from deeplink.scheduler.watch.daemon import Daemon
-from deeplink.scheduler.watch.evidence import ProbeResult, WatchPolicy
-from deeplink.scheduler.watch.heartbeats import HeartbeatTable
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.messages import beat_to_wire
 from deeplink.scheduler.watch.observer import Observer
-from deeplink.scheduler.watch.probe import Address
-from deeplink.scheduler.watch.records import Beat, IncidentKind, IncidentOutcome, NodeRecord, Phase
-from deeplink.scheduler.watch.recovery_steps import SETTLE_S
-from deeplink.scheduler.watch.server import WatchServicer
-from deeplink.scheduler.watch.verdict import Remedy, Verdict
-from deeplink.types import Attempt, NodeName
+from deeplink.scheduler.watch.server import Authorizer, WatchServicer
+from deeplink.scheduler.watch.watchdog import Daemon
 from tests.scheduler.slurm.answers import answer, job_answer
 from tests.scheduler.watch.callers import ME, MINT, TOKEN
 
@@ -178,7 +175,7 @@ class Bench:
     said: list[str] = field(default_factory=list)
     act: bool = True
     daemon: Daemon = field(init=False)
-    book: HeartbeatTable = field(init=False)
+    heartbeats: HeartbeatTable = field(init=False)
     servicer: WatchServicer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -186,12 +183,12 @@ class Bench:
 
     def start(self) -> None:
         """Begin as after a kill: nothing is remembered but the journal."""
-        slurm, self.book = Slurm(self.cluster), HeartbeatTable()
+        slurm, self.heartbeats = Slurm(self.cluster), HeartbeatTable()
         metrics = WatchMetrics(CollectorRegistry())
         observer = Observer(
             slurm=slurm,
             prober=self.cluster,
-            book=self.book,
+            heartbeats=self.heartbeats,
             journal=self.journal,
             clock=self.clock,
             policy=WatchPolicy(),
@@ -214,7 +211,11 @@ class Bench:
             say=self.said.append,
         )
         self.servicer = WatchServicer(
-            self.journal, self.book, self.clock, metrics, Authorizer(MINT, observer, self.journal, self.clock)
+            self.journal,
+            self.heartbeats,
+            self.clock,
+            metrics,
+            Authorizer(MINT, observer, self.journal, self.clock),
         )
 
     def beat(self, phase: Phase = Phase.STRANDED, silent: str = "", silent_s: float = 4.0) -> None:
@@ -546,12 +547,12 @@ def test_a_job_that_ended_while_nobody_watched_leaves_no_incident_open(bench: Be
     bench.cluster.job_state = ""
     bench.start()
     bench.daemon.run(lambda _: True)
-    assert len(bench.book.all()) == 1
+    assert len(bench.heartbeats.all()) == 1
     assert len(bench.journal.incidents(only_open=True)) == 1, "Slurm may be about to know it again"
     for _ in range(50):
         bench.clock.sleep(4.0)
         bench.daemon.tick()
-    assert bench.book.all() == ()
+    assert bench.heartbeats.all() == ()
     (incident,) = bench.journal.incidents()
     assert incident.outcome is IncidentOutcome.FAILED
 
@@ -566,7 +567,7 @@ def test_a_job_of_another_user_than_the_one_who_beats_is_not_touched(bench: Benc
             nodes=(NodeName("n0"), NodeName("n1")),
             node_beats=(NodeRecord(name=NodeName("n1"), silent_s=9.0, job=17),),
         )
-        bench.book.hear(beat, bench.clock.monotonic())
+        bench.heartbeats.hear(beat, bench.clock.monotonic())
         bench.daemon.tick()
         bench.clock.sleep(0.6)
     assert bench.cluster.asked == []
@@ -579,7 +580,7 @@ def test_stopped_for_a_while_it_believes_no_silence_it_did_not_hear(bench: Bench
     bench.clock.sleep(500.0)
     bench.daemon.tick()
     assert bench.cluster.asked == []
-    assert any("every silence counts anew" in line for line in bench.said)
+    assert any("silence is measured from now on" in line for line in bench.said)
 
 
 def test_stopped_while_it_acts_it_first_hears_whether_the_job_has_helped_itself(bench: Bench) -> None:
@@ -592,7 +593,7 @@ def test_stopped_while_it_acts_it_first_hears_whether_the_job_has_helped_itself(
     bench.daemon.tick()
     bench.clock.sleep(0.6)
     went_on = Beat(attempt=Attempt(17, 0, 1), phase=Phase.RUNNING, user=ME)
-    bench.book.hear(went_on, bench.clock.monotonic())
+    bench.heartbeats.hear(went_on, bench.clock.monotonic())
     bench.daemon.tick()
     assert "scontrol requeue 17" not in bench.cluster.asked
     ended = bench.journal.action(action.key)
@@ -609,4 +610,4 @@ def test_when_a_job_ends_its_open_incidents_end_too(bench: Bench) -> None:
     bench.turn(8)
     (incident,) = bench.journal.incidents()
     assert incident.outcome is IncidentOutcome.FAILED
-    assert bench.book.all() == ()
+    assert bench.heartbeats.all() == ()

@@ -10,37 +10,35 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from deeplink.clock import ManualClock
-from deeplink.metrics import WatchMetrics
-from deeplink.scheduler.watch.agent_reports import AgentReport, words
-from deeplink.scheduler.watch.evidence import WatchPolicy
-from deeplink.scheduler.watch.heartbeats import KEEP_S, HeartbeatTable
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.records import (
+from deeplink.core.clock import ManualClock
+from deeplink.core.finding import Finding, Severity
+from deeplink.core.metrics import WatchMetrics
+from deeplink.core.types import Attempt, NodeName
+from deeplink.rpc.channel import open_channel
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.liveness.heartbeats import KEEP_S, AgentReport, HeartbeatTable, words
+from deeplink.scheduler.recovery.evidence import WatchPolicy
+from deeplink.scheduler.recovery.records import (
     Beat,
-    HealthFinding,
-    HealthSeverity,
     IncidentOutcome,
     NodeRecord,
     Phase,
 )
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
-from deeplink.types import Attempt, NodeName
 from deeplink.v1 import common_pb2, watch_pb2, watch_pb2_grpc
-from deeplink.wire import open_channel
 from tests.scheduler.watch.callers import TOKEN, AnySite, authorizer
 from tests.waiting import LIMIT_S
 
 N1, N2 = NodeName("n1"), NodeName("n2")
 POLICY = WatchPolicy()
-DISK = HealthFinding(check="disk", severity=HealthSeverity.DRAIN, problem="read-only")
+DISK = Finding(check="disk", severity=Severity.ERROR, text="read-only")
 
 
 class Standing:
     """A watchdog's server, and a standing agent that speaks to it."""
 
-    def __init__(self, journal: Journal, address: str, book: HeartbeatTable, clock: ManualClock) -> None:
-        self.journal, self.address, self.book, self.clock = journal, address, book, clock
+    def __init__(self, journal: Journal, address: str, heartbeats: HeartbeatTable, clock: ManualClock) -> None:
+        self.journal, self.address, self.heartbeats, self.clock = journal, address, heartbeats, clock
 
     def attend(self, node: str = "n1", **fields: object) -> bool:
         return self.answer(node, **fields).known
@@ -54,18 +52,18 @@ class Standing:
 
 @pytest.fixture
 def standing(tmp_path: Path) -> Iterator[Standing]:
-    clock, book, metrics = ManualClock(), HeartbeatTable(), WatchMetrics(CollectorRegistry())
+    clock, heartbeats, metrics = ManualClock(), HeartbeatTable(), WatchMetrics(CollectorRegistry())
     with Journal(tmp_path / "j.sqlite") as journal:
         servicer = WatchServicer(
             journal,
-            book,
+            heartbeats,
             clock,
             metrics,
             authorizer(journal, clock, AnySite(knows=lambda name: name.startswith("n"))),
         )
         bound = watch_server("127.0.0.1:0", servicer)
         bound.server.start()
-        yield Standing(journal, f"127.0.0.1:{bound.port}", book, clock)
+        yield Standing(journal, f"127.0.0.1:{bound.port}", heartbeats, clock)
         bound.server.stop(0.5).wait(2.0)
 
 
@@ -77,7 +75,7 @@ def test_a_node_that_slurm_does_not_know_is_not_kept(standing: Standing) -> None
     assert standing.attend("n1")
     assert not standing.attend("elsewhere")
     assert [node.name for node in standing.journal.nodes()] == ["n1"]
-    assert [one.node.name for one in standing.book.attended()] == ["n1"]
+    assert [one.node.name for one in standing.heartbeats.attended()] == ["n1"]
 
 
 def test_the_answer_has_the_watchdogs_clock_for_the_agent_to_compare_its_own_with(standing: Standing) -> None:
@@ -112,7 +110,7 @@ def test_what_passed_while_the_watchdog_was_away_is_one_incident_told_twice_or_n
 
 
 def test_a_slurmd_that_was_started_anew_while_the_watchdog_was_away_is_told_once(standing: Standing) -> None:
-    anew = common_pb2.Finding(check="slurmd", severity="observe", problem="started anew", since_unix=90.0)
+    anew = common_pb2.Finding(check="slurmd", severity="observe", problem="started again", since_unix=90.0)
     for _ in range(2):
         standing.attend(missed=[anew, wire("observe", 91.0)])
     (incident,) = standing.journal.incidents()
@@ -126,7 +124,7 @@ def test_who_speaks_while_the_journal_takes_nothing_is_heard_and_what_he_says_ag
     with pytest.raises(grpc.RpcError) as failed:
         standing.attend(health=[wire("comment")])
     assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
-    (heard,) = standing.book.attended()
+    (heard,) = standing.heartbeats.attended()
     assert (len(heard.node.health), heard.heard_at) == (1, standing.clock.monotonic())
     standing.journal._db.execute("PRAGMA query_only = OFF")
     assert standing.attend(health=[wire("comment")])
@@ -140,7 +138,7 @@ def test_what_cannot_be_kept_is_refused(standing: Standing) -> None:
 
 
 def test_a_grave_finding_and_another_kernel_wake_the_loop() -> None:
-    book = HeartbeatTable()
+    heartbeats = HeartbeatTable()
     well = NodeRecord(name=N1, boot_id="a")
     for record, wakes in (
         (well, False),
@@ -148,13 +146,13 @@ def test_a_grave_finding_and_another_kernel_wake_the_loop() -> None:
         (NodeRecord(name=N1, boot_id="a", health=(DISK,)), False),
         (NodeRecord(name=N1, boot_id="b"), True),
     ):
-        book.alarm.clear()
-        book.attend(record, 1.0, kept=True)
-        assert book.alarm.is_set() is wakes
+        heartbeats.alarm.clear()
+        heartbeats.attend(record, 1.0, kept=True)
+        assert heartbeats.alarm.is_set() is wakes
 
 
-def said(book: HeartbeatTable, now: float, *nodes: NodeName) -> dict[NodeName, AgentReport]:
-    return words(book.attended(), [(one, frozenset(nodes)) for one in book.all()], now, POLICY)
+def said(heartbeats: HeartbeatTable, now: float, *nodes: NodeName) -> dict[NodeName, AgentReport]:
+    return words(heartbeats.attended(), [(one, frozenset(nodes)) for one in heartbeats.all()], now, POLICY)
 
 
 def beat(*nodes: NodeRecord) -> Beat:
@@ -162,44 +160,44 @@ def beat(*nodes: NodeRecord) -> Beat:
 
 
 def test_a_word_counts_for_a_while_and_not_at_all_when_it_is_from_the_journal() -> None:
-    book = HeartbeatTable()
-    book.attend(NodeRecord(name=N1, boot_id="a", health=(DISK,)), 100.0, kept=True)
-    assert said(book, 105.0)[N1] == AgentReport((DISK,), 5.0, 5.0, "a")
-    assert said(book, 100.0 + POLICY.told_s)[N1] == AgentReport((), POLICY.told_s, POLICY.told_s, "a")
+    heartbeats = HeartbeatTable()
+    heartbeats.attend(NodeRecord(name=N1, boot_id="a", health=(DISK,)), 100.0, kept=True)
+    assert said(heartbeats, 105.0)[N1] == AgentReport((DISK,), 5.0, 5.0, "a")
+    assert said(heartbeats, 100.0 + POLICY.told_s)[N1] == AgentReport((), POLICY.told_s, POLICY.told_s, "a")
     again = HeartbeatTable()
     again.restore((), 200.0, 0.0, [NodeRecord(name=N1, boot_id="a", health=(DISK,)), NodeRecord(name=N2, job=17)])
     assert said(again, 201.0) == {N1: AgentReport((), None, 1.0, "a")}
-    book.forgive(300.0)
-    assert said(book, 301.0)[N1] == AgentReport((), None, 1.0, "a")
+    heartbeats.forgive(300.0)
+    assert said(heartbeats, 301.0)[N1] == AgentReport((), None, 1.0, "a")
 
 
 def test_a_launcher_is_believed_of_the_nodes_that_slurm_gave_its_job() -> None:
-    book = HeartbeatTable()
+    heartbeats = HeartbeatTable()
     sick = [NodeRecord(name=name, job=17, boot_id="a", health=(DISK,)) for name in (N1, N2)]
-    book.hear(beat(*sick), 100.0)
-    assert said(book, 100.5, N1) == {N1: AgentReport((DISK,), 0.5, None, "a")}
+    heartbeats.hear(beat(*sick), 100.0)
+    assert said(heartbeats, 100.5, N1) == {N1: AgentReport((DISK,), 0.5, None, "a")}
 
 
 def test_what_a_launcher_says_is_older_by_what_it_waited() -> None:
-    book = HeartbeatTable()
-    book.hear(dataclasses.replace(beat(NodeRecord(name=N1, silent_s=0.25)), waited_s=1.5), 100.0)
-    assert said(book, 101.0, N1)[N1].heard_s == 2.75
+    heartbeats = HeartbeatTable()
+    heartbeats.hear(dataclasses.replace(beat(NodeRecord(name=N1, silent_s=0.25)), waited_s=1.5), 100.0)
+    assert said(heartbeats, 101.0, N1)[N1].heard_s == 2.75
 
 
 def test_of_two_agents_the_graver_word_counts_and_who_is_missed_is_not_heard() -> None:
-    book = HeartbeatTable()
-    light = HealthFinding(check="disk", severity=HealthSeverity.OBSERVE, problem="slow")
-    book.attend(NodeRecord(name=N1, boot_id="a", health=(light,)), 100.0, kept=True)
-    book.hear(beat(NodeRecord(name=N1, job=17, boot_id="a", health=(DISK,))), 101.0)
-    assert said(book, 102.0, N1)[N1] == AgentReport((DISK,), 1.0, 2.0, "a")
-    book.hear(beat(NodeRecord(name=N1, job=17, silent_s=4.0, boot_id="a", health=(DISK,))), 102.0)
-    assert said(book, 102.0, N1)[N1].heard_s == 2.0, "the launcher misses it"
+    heartbeats = HeartbeatTable()
+    light = Finding(check="disk", severity=Severity.NOTE, text="slow")
+    heartbeats.attend(NodeRecord(name=N1, boot_id="a", health=(light,)), 100.0, kept=True)
+    heartbeats.hear(beat(NodeRecord(name=N1, job=17, boot_id="a", health=(DISK,))), 101.0)
+    assert said(heartbeats, 102.0, N1)[N1] == AgentReport((DISK,), 1.0, 2.0, "a")
+    heartbeats.hear(beat(NodeRecord(name=N1, job=17, silent_s=4.0, boot_id="a", health=(DISK,))), 102.0)
+    assert said(heartbeats, 102.0, N1)[N1].heard_s == 2.0, "the launcher misses it"
 
 
 def test_the_kernels_that_an_attempt_began_with_are_remembered() -> None:
-    book = HeartbeatTable()
-    book.hear(beat(NodeRecord(name=N1, job=17)), 1.0)
-    book.hear(beat(NodeRecord(name=N1, job=17, boot_id="a")), 2.0)
-    book.hear(beat(NodeRecord(name=N1, job=17, boot_id="b")), 3.0)
-    (heard,) = book.all()
+    heartbeats = HeartbeatTable()
+    heartbeats.hear(beat(NodeRecord(name=N1, job=17)), 1.0)
+    heartbeats.hear(beat(NodeRecord(name=N1, job=17, boot_id="a")), 2.0)
+    heartbeats.hear(beat(NodeRecord(name=N1, job=17, boot_id="b")), 3.0)
+    (heard,) = heartbeats.all()
     assert heard.boots == {"n1": "a"}

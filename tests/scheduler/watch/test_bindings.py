@@ -1,4 +1,4 @@
-"""Nodes wished by name are taken off jobs that wait for them, by a watchdog that says whose."""
+"""Nodes hinted by name are taken off jobs that wait for them, by a watchdog that says whose."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deeplink.clock import ManualClock
+from deeplink.core.clock import ManualClock
+from deeplink.scheduler.jobs.job_view import me
+from deeplink.scheduler.liveness.watchdog_client import BINDINGS, bindings_of
+from deeplink.scheduler.placement.hint.waiting import WAIT_S
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandMissingError, CommandTimeoutError
-from deeplink.scheduler.watch.agreement import BINDINGS, bindings_of
 from deeplink.scheduler.watch.bindings import (
     AGAIN_S,
     LOOK_S,
@@ -19,9 +21,7 @@ from deeplink.scheduler.watch.bindings import (
     ROUND_S,
     Bindings,
     changes_all_jobs,
-    own_name,
 )
-from deeplink.scheduler.wish.binding import WAIT_S
 
 
 @dataclass
@@ -169,7 +169,7 @@ def test_without_an_operators_rights_it_promises_for_its_own_jobs_alone(monkeypa
     bench.turn()
     assert bench.served == [(bindings_of("4711"), True)]
     assert not bench.controller.updates
-    bench.controller.queue = waits(comment="deeplink-wish=n[0-1]", user=own_name())
+    bench.controller.queue = waits(comment="deeplink-wish=n[0-1]", user=me())
     bench.turn()
     assert bench.controller.updates
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.watch.budget import fruitless_starts
-from deeplink.scheduler.watch.records import AttemptRecord, Incident, JobRecord, Phase
-from deeplink.types import Attempt
+from deeplink.core.types import Attempt
+from deeplink.scheduler.recovery.records import AttemptRecord, Incident, JobRecord, Phase
+from deeplink.scheduler.watch.memory import fruitless_starts
 
 FAILED, LOST = "rank-failed", "node-dead"
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.clock import ManualClock
-from deeplink.scheduler.watch.heartbeats import HeartbeatTable, LauncherHeartbeat
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.journal_cache import REREAD_S, JournalCache
-from deeplink.scheduler.watch.records import Beat, Incident, IncidentOutcome, Phase
-from deeplink.types import Attempt, NodeName
+from deeplink.core.clock import ManualClock
+from deeplink.core.types import Attempt, NodeName
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.liveness.heartbeats import HeartbeatTable, LauncherHeartbeat
+from deeplink.scheduler.recovery.records import Beat, Incident, IncidentOutcome, Phase
+from deeplink.scheduler.watch.memory import REREAD_S, JournalCache
 
 FIRST = Attempt(17, 0, 0)
 
@@ -35,24 +35,24 @@ def hit(kind: str, node: str = "n1", outcome: IncidentOutcome = IncidentOutcome.
     )
 
 
-def heard(book: HeartbeatTable, *incidents: Incident) -> LauncherHeartbeat:
-    book.hear(Beat(attempt=FIRST, phase=Phase.RUNNING, incidents=incidents), 1.0)
-    (newest,) = book.all()
+def heard(heartbeats: HeartbeatTable, *incidents: Incident) -> LauncherHeartbeat:
+    heartbeats.hear(Beat(attempt=FIRST, phase=Phase.RUNNING, incidents=incidents), 1.0)
+    (newest,) = heartbeats.all()
     return newest
 
 
 def test_a_beat_that_tells_of_an_incident_is_a_reason_to_read_again_and_so_is_a_word(journal: Journal) -> None:
-    recall, book = JournalCache(journal=journal, clock=(clock := ManualClock())), HeartbeatTable()
-    assert recall.of(heard(book)).told == frozenset()
+    memory, heartbeats = JournalCache(journal=journal, clock=(clock := ManualClock())), HeartbeatTable()
+    assert memory.of(heard(heartbeats)).told == frozenset()
     journal.record_incident(hit("node-silent"))
-    assert recall.of(heard(book)).told == frozenset(), "nobody said so"
-    assert recall.of(heard(book, hit("node-silent"))).told == {"node-silent"}
+    assert memory.of(heard(heartbeats)).told == frozenset(), "nobody said so"
+    assert memory.of(heard(heartbeats, hit("node-silent"))).told == {"node-silent"}
     journal.record_incident(hit("ranks-hung"))
-    recall.changed(17)
-    assert recall.of(heard(book)).told == {"node-silent", "ranks-hung"}
+    memory.changed(17)
+    assert memory.of(heard(heartbeats)).told == {"node-silent", "ranks-hung"}
     journal.record_incident(hit("straggler"))
     clock.sleep(REREAD_S)
-    assert "straggler" in recall.of(heard(book)).told
+    assert "straggler" in memory.of(heard(heartbeats)).told
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,14 @@ def test_what_blames_a_node_and_what_asks_for_a_restart(
     journal: Journal, kind: str, outcome: IncidentOutcome, suspect: bool, rescued: bool
 ) -> None:
     journal.record_incident(hit(kind, outcome=outcome))
-    recalled = JournalCache(journal=journal, clock=ManualClock()).of(heard(HeartbeatTable()))
-    assert (recalled.suspects == ("n1",), recalled.rescued) == (suspect, rescued)
+    remembered = JournalCache(journal=journal, clock=ManualClock()).of(heard(HeartbeatTable()))
+    assert (remembered.suspects == ("n1",), remembered.rescued) == (suspect, rescued)
 
 
 def test_of_jobs_that_are_gone_nothing_is_remembered(journal: Journal) -> None:
-    recall, book = JournalCache(journal=journal, clock=ManualClock()), HeartbeatTable()
-    recall.of(heard(book))
+    memory, heartbeats = JournalCache(journal=journal, clock=ManualClock()), HeartbeatTable()
+    memory.of(heard(heartbeats))
     journal.record_incident(hit("node-silent"))
-    recall.forget(set())
-    assert recall.of(heard(book)).told == {"node-silent"}
-    assert recall.open_incidents() == 1
+    memory.forget(set())
+    assert memory.of(heard(heartbeats)).told == {"node-silent"}
+    assert memory.open_incidents() == 1

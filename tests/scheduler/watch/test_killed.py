@@ -13,22 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from deeplink.clock import ManualClock
-from deeplink.metrics import WatchMetrics
+from deeplink.core.clock import ManualClock
+from deeplink.core.metrics import WatchMetrics
+from deeplink.core.types import Attempt, NodeName
+from deeplink.scheduler.jobs.job_folder import read_events
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.liveness.heartbeats import HeartbeatTable
+from deeplink.scheduler.recovery.evidence import Remedy, Verdict, WatchPolicy
+from deeplink.scheduler.recovery.records import ActionRecord, Beat, IncidentKind, Phase, ProgressPoint
+from deeplink.scheduler.recovery.recovery_steps import LONGEST_S
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.slurm.submitted import Submitted, keep, kept
-from deeplink.scheduler.view.folder import read_events
+from deeplink.scheduler.slurm.submission import Submitted, keep, kept
 from deeplink.scheduler.watch.actor import Actor
-from deeplink.scheduler.watch.evidence import WatchPolicy
-from deeplink.scheduler.watch.heartbeats import HeartbeatTable
-from deeplink.scheduler.watch.journal import Journal
 from deeplink.scheduler.watch.observer import Observer
-from deeplink.scheduler.watch.records import ActionRecord, Beat, IncidentKind, Phase, ProgressPoint
-from deeplink.scheduler.watch.recovery_steps import LONGEST_S
 from deeplink.scheduler.watch.resubmit import Resubmitter
-from deeplink.scheduler.watch.verdict import Remedy, Verdict
-from deeplink.types import Attempt, NodeName
+from tests.effort import examples
 from tests.scheduler.watch.slurm_machine import Job, Killed, Machine
 
 ATTEMPT = Attempt(17, 0, 0)
@@ -53,11 +53,11 @@ class Watchdog:
 
     def start(self) -> None:
         slurm = Slurm(self.machine)
-        self.book = HeartbeatTable()
+        self.heartbeats = HeartbeatTable()
         observer = Observer(
             slurm=slurm,
             prober=self.machine,
-            book=self.book,
+            heartbeats=self.heartbeats,
             journal=self.journal,
             clock=self.clock,
             policy=WatchPolicy(),
@@ -70,14 +70,16 @@ class Watchdog:
             clock=self.clock,
             metrics=WatchMetrics(CollectorRegistry()),
             say=self.said.append,
-            heirs=Resubmitter(
+            resubmitter=Resubmitter(
                 slurm=slurm, state=self.state, user="ada", clock=self.clock, submit=self.machine.submit
             ),
         )
 
     def beat(self, attempt: Attempt = ATTEMPT, phase: Phase = Phase.RUNNING, step: int | None = None) -> None:
         points = () if step is None else (ProgressPoint(attempt=attempt, rank=0, step=step, unix=1.0),)
-        self.book.hear(Beat(attempt=attempt, phase=phase, user="ada", progress=points), self.clock.monotonic())
+        self.heartbeats.hear(
+            Beat(attempt=attempt, phase=phase, user="ada", progress=points), self.clock.monotonic()
+        )
 
     def agree(self, argv: tuple[str, ...] = ARGV) -> None:
         keep(self.state / "jobs" / "17", Submitted(argv=argv, script="#!/bin/sh\n", cwd="/", env={"A": "b"}))
@@ -122,7 +124,7 @@ def verdict(kind: IncidentKind, remedy: Remedy, node: str = "", *exclude: str) -
 HUNG = verdict(IncidentKind.RANKS_HUNG, Remedy.RESTART, "", "n1")
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(deaths=DEATHS)
 def test_a_job_is_requeued_once_and_the_suspect_excluded(deaths: dict[int, str]) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"), excluded="n5")}, deaths=deaths)
@@ -135,7 +137,7 @@ def test_a_job_is_requeued_once_and_the_suspect_excluded(deaths: dict[int, str])
         assert all(action.done_unix for action in made.actions)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(deaths=DEATHS)
 def test_a_dead_node_is_drained_and_downed_once_and_its_job_started_once(deaths: dict[int, str]) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, dead={"n1"}, deaths=deaths)
@@ -151,7 +153,7 @@ def test_a_dead_node_is_drained_and_downed_once_and_its_job_started_once(deaths:
             assert sum(order in line for line in machine.orders) == 1, order
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(deaths=DEATHS)
 def test_without_rights_the_dead_node_is_taken_out_and_the_job_started_once(deaths: dict[int, str]) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, dead={"n1"}, rights=False, deaths=deaths)
@@ -166,7 +168,7 @@ def test_without_rights_the_dead_node_is_taken_out_and_the_job_started_once(deat
 LOST_HOST = verdict(IncidentKind.LAUNCHER_LOST, Remedy.RESTART, "n0", "n0")
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(deaths=DEATHS)
 def test_a_job_without_its_batch_host_is_submitted_anew_once_and_never_runs_twice(deaths: dict[int, str]) -> None:
     machine = Machine(
@@ -175,22 +177,22 @@ def test_a_job_without_its_batch_host_is_submitted_anew_once_and_never_runs_twic
     with watchdog(machine) as made:
         made.agree()
         made.act(LOST_HOST)
-        old, *heirs = machine.jobs.values()
-        (heir,) = heirs
+        old, *resubmitter = machine.jobs.values()
+        (replacement,) = resubmitter
         assert (old.state, old.then or old.state) in {("RUNNING", "CANCELLED"), ("CANCELLED", "CANCELLED")}
-        assert (heir.state, heir.ran) == ("RUNNING", 1)
-        assert heir.excluded == "n[0,5]"
-        assert made.journal.excluded(heir.id).keys() == {"n0"}, "its user's own are not ours"
-        assert re.fullmatch(r"mine \| deeplink: in place of 17\.0\.0@\d+", heir.comment)
-        assert old.comment == f"mine | deeplink: resubmitted as {heir.id}"
+        assert (replacement.state, replacement.ran) == ("RUNNING", 1)
+        assert replacement.excluded == "n[0,5]"
+        assert made.journal.excluded(replacement.id).keys() == {"n0"}, "its user's own are not ours"
+        assert re.fullmatch(r"mine \| deeplink: in place of 17\.0\.0@\d+", replacement.comment)
+        assert old.comment == f"mine | deeplink: resubmitted as {replacement.id}"
         cancelled = [place for place, order in enumerate(machine.orders) if order.endswith("scancel --quiet 17")]
         released = [place for place, order in enumerate(machine.orders) if order.startswith("scontrol release")]
         assert cancelled[0] < released[0]
         (action,) = made.actions
-        assert action.result == f"resubmitted as job {heir.id}"
+        assert action.result == f"resubmitted as job {replacement.id}"
         noted = [event for event in read_events(made.state / "jobs/17") if event["event"] == "resubmitted"]
-        assert [event["as"] for event in noted] == [heir.id]
-        again = kept(made.state / "jobs" / str(heir.id))
+        assert [event["as"] for event in noted] == [replacement.id]
+        again = kept(made.state / "jobs" / str(replacement.id))
         assert again is not None
         assert (again.generation, again.predecessor) == (1, 17)
 
@@ -228,7 +230,7 @@ def test_a_job_that_others_depend_on_keeps_its_id_and_that_is_said_once(tmp_path
     made.agree()
     left_alone(machine, made)
     assert [line for line in made.said if "depends on it" in line] == [
-        "n0: job 17 is not submitted anew: another job depends on it"
+        "n0: job 17 is not submitted again: another job depends on it"
     ]
 
 
@@ -291,8 +293,8 @@ def test_however_long_it_was_away_an_heir_that_was_promised_is_let_go_and_no_oth
     made.clock.sleep(10 * LONGEST_S)
     made.start()
     made.act()
-    heir = machine.jobs[18]
-    assert (heir.then or heir.state) == ends
+    replacement = machine.jobs[18]
+    assert (replacement.then or replacement.state) == ends
     assert all(action.done_unix for action in made.actions)
 
 
@@ -385,7 +387,7 @@ def test_a_job_let_go_by_its_user_while_the_watchdog_was_away_is_not_held_again(
     assert sum("requeuehold" in order for order in machine.orders) == 1
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(deaths=DEATHS)
 def test_a_job_is_held_once_with_its_reason(deaths: dict[int, str]) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths=deaths)

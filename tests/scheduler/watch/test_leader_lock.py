@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.watch.leader_lock import LeaderError, leading
+from deeplink.scheduler.watch.watchdog import LeaderError, leading
 
 
 @pytest.fixture

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from deeplink.core.finding import Finding, Severity
+from deeplink.core.types import NodeName
+from deeplink.scheduler.liveness.heartbeats import AgentReport
+from deeplink.scheduler.recovery.evidence import WatchPolicy
 from deeplink.scheduler.slurm.parse import NodeRow, parse_nodes
-from deeplink.scheduler.watch.agent_reports import AgentReport
-from deeplink.scheduler.watch.evidence import WatchPolicy
-from deeplink.scheduler.watch.node_history import (
+from deeplink.scheduler.watch.memory import (
     LEAKS_AGAIN_S,
     LEAKS_EVERY_S,
     BootHistory,
@@ -13,8 +15,6 @@ from deeplink.scheduler.watch.node_history import (
     LeakHistory,
     boot_unix,
 )
-from deeplink.scheduler.watch.records import HealthFinding, HealthSeverity
-from deeplink.types import NodeName
 
 N1 = NodeName("n1")
 POLICY = WatchPolicy()
@@ -32,38 +32,38 @@ def row(
 def test_a_boot_is_a_later_boot_time_and_a_corrected_clock_is_none() -> None:
     boots = BootHistory()
     boots.note(row(), 10.0)
-    assert (boots.age_s(N1, 11.0), boots.anew_s(N1, 11.0)) == (None, None)
+    assert boots.of(N1, 11.0, 0.0)[:2] == (None, None)
     boots.note(row("2026-11-22T11:30:04"), 12.0)
     boots.note(row("None"), 13.0)  # after a resume, until it registers
     boots.note(row("2026-11-22T11:29:00"), 14.0)
-    assert boots.age_s(N1, 15.0) is None
+    assert boots.of(N1, 15.0, 0.0).booted_s is None
     boots.note(row("2026-11-22T11:45:00", "2026-11-22T11:45:03"), 20.0)
-    assert (boots.age_s(N1, 21.0), boots.anew_s(N1, 21.0)) == (1.0, 1.0)
+    assert boots.of(N1, 21.0, 0.0)[:2] == (1.0, 1.0)
 
 
 def test_a_slurmd_is_as_old_as_its_node_says_unless_that_is_still_to_come() -> None:
     boots, now = BootHistory(), boot_unix("2026-11-22T11:31:05")
     boots.note(row(started="None"), 9.0)
-    assert boots.slurmd_age_s(N1, now) is None
+    assert boots.of(N1, 0.0, now).slurmd_age_s is None
     boots.note(row(), 10.0)
-    assert boots.slurmd_age_s(N1, now) == 60.0
-    assert boots.slurmd_age_s(N1, now - 3_600.0) is None, "its clock is ahead of ours"
+    assert boots.of(N1, 0.0, now).slurmd_age_s == 60.0
+    assert boots.of(N1, 0.0, now - 3_600.0).slurmd_age_s is None, "its clock is ahead of ours"
 
 
 def test_gpus_have_leaked_when_two_counts_find_them_used_on_an_idle_node_without_a_job() -> None:
     leaks = LeakHistory()
     assert leaks.due(0.0)
     leaks.note(row(used=2), (), 0.0)
-    assert leaks.of(N1) == (2, 0.0), "once seen is not yet a leak"
+    assert leaks.seen[N1] == (0.0, 0.0, 2), "once seen is not yet a leak"
     assert not leaks.due(LEAKS_AGAIN_S - 1)
     assert leaks.due(LEAKS_AGAIN_S)
     leaks.note(row(used=2), (), 70.0)
-    assert leaks.of(N1) == (2, 70.0)
+    assert leaks.seen[N1] == (0.0, 70.0, 2)
     leaks.note(row(used=2), {N1}, 80.0)
-    assert leaks.of(N1) == (0, 0.0), "a suspended job has them"
+    assert N1 not in leaks.seen, "a suspended job has them"
     for state in ("ALLOCATED", "IDLE+COMPLETING", "DOWN"):
         leaks.note(row(used=2, state=state), (), 90.0)
-        assert leaks.of(N1) == (0, 0.0)
+        assert N1 not in leaks.seen
     assert not leaks.due(90.0 + LEAKS_EVERY_S - 1)
     leaks.hasten(91.0)
     assert leaks.due(91.0 + LEAKS_AGAIN_S)
@@ -72,9 +72,7 @@ def test_gpus_have_leaked_when_two_counts_find_them_used_on_an_idle_node_without
 def test_a_node_is_well_as_long_as_its_standing_agent_keeps_saying_so() -> None:
     wellness = HealthHistory()
     well = AgentReport((), 1.0, 1.0, "a")
-    sick = AgentReport(
-        (HealthFinding(check="disk", severity=HealthSeverity.COMMENT, problem="slow"),), 1.0, 1.0, "a"
-    )
+    sick = AgentReport((Finding(check="disk", severity=Severity.WARNING, text="slow"),), 1.0, 1.0, "a")
     wellness.note({N1}, {N1: well}, 10.0, POLICY)
     wellness.note({N1}, {N1: well}, 15.0, POLICY)
     assert wellness.age_s(N1, 20.0) == 10.0
@@ -87,4 +85,4 @@ def test_a_node_is_well_as_long_as_its_standing_agent_keeps_saying_so() -> None:
         wellness.note({N1}, {N1: word}, 21.0, POLICY)
         assert wellness.age_s(N1, 30.0) == 0.0
         wellness.note({N1}, {N1: well}, 31.0, POLICY)
-        assert wellness.age_s(N1, 31.0) == 0.0, "anew"
+        assert wellness.age_s(N1, 31.0) == 0.0, "again"

@@ -10,21 +10,19 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from deeplink.clock import ManualClock
+from deeplink.core.clock import ManualClock
+from deeplink.core.types import Attempt, NodeName
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.liveness.heartbeats import HeartbeatTable
+from deeplink.scheduler.liveness.probe import Address
+from deeplink.scheduler.recovery.evidence import ProbeResult, WatchPolicy
+from deeplink.scheduler.recovery.records import Beat, Phase
+from deeplink.scheduler.recovery.recovery_steps import NEXT_SECOND_S
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
-from deeplink.scheduler.slurm.parse import parse_jobs, parse_nodes
-from deeplink.scheduler.slurm.separator import fresh_separator
-from deeplink.scheduler.watch.evidence import ProbeResult, WatchPolicy
-from deeplink.scheduler.watch.heartbeats import HeartbeatTable
-from deeplink.scheduler.watch.journal import Journal
+from deeplink.scheduler.slurm.parse import fresh_separator, parse_jobs, parse_nodes
 from deeplink.scheduler.watch.observer import ClusterAnswers, Observer
-from deeplink.scheduler.watch.probe import Address
-from deeplink.scheduler.watch.records import Beat, Phase
-from deeplink.scheduler.watch.recovery_steps import NEXT_SECOND_S
-from deeplink.scheduler.watch.release import Releaser
-from deeplink.scheduler.watch.requeue_placement import RequeueHint, RequeueHints
-from deeplink.types import Attempt, NodeName
+from deeplink.scheduler.watch.resubmit import Releaser, RequeueHint, RequeueHints
 from tests.scheduler.slurm.answers import answer, job_answer
 
 N1, N2 = NodeName("n1"), NodeName("n2")
@@ -71,10 +69,10 @@ class Counted:
 
 
 class Wished(RequeueHints):
-    """The wish is always for n4 and n5."""
+    """The hint is always for n4 and n5."""
 
     @override
-    def anew(self, job: int, excluded: AbstractSet[NodeName]) -> RequeueHint:
+    def of(self, job: int, excluded: AbstractSet[NodeName]) -> RequeueHint:
         return RequeueHint({"ReqNodeList": "n[4-5]"}, (NodeName("n4"), NodeName("n5")))
 
 
@@ -88,13 +86,13 @@ class Bench:
     clock: ManualClock = field(default_factory=ManualClock)
     said: list[str] = field(default_factory=list)
 
-    def releaser(self, *, wishes: bool = False) -> Releaser:
+    def releaser(self, *, hints: bool = False) -> Releaser:
         """Return one that has let nobody go yet."""
         slurm = Slurm(self.controller)
         observer = Observer(
             slurm=slurm,
             prober=self.prober,
-            book=HeartbeatTable(),
+            heartbeats=HeartbeatTable(),
             journal=self.journal,
             clock=self.clock,
             policy=WatchPolicy(),
@@ -102,14 +100,14 @@ class Bench:
         told = (f"NodeName=n{i} NodeAddr=n{i} NodeHostName=n{i} State=IDLE\n" for i in range(9))
         rows = parse_nodes("".join(told))
         observer.cluster = ClusterAnswers(self.clock.monotonic(), {}, {row.name: row for row in rows})
-        wished = Wished(run=slurm.run, state_of=lambda _: None, ground=lambda _: None, clock=self.clock)  # type: ignore[arg-type,return-value] # the wish is not made, it is there
+        wished = Wished(run=slurm.run, state_of=lambda _: None, ground=lambda _: None, clock=self.clock)  # type: ignore[arg-type,return-value] # the hint is not made, it is there
         return Releaser(
             slurm=slurm,
             journal=self.journal,
             observer=observer,
             clock=self.clock,
             say=self.said.append,
-            wishes=wished if wishes else None,
+            hints=wished if hints else None,
         )
 
 
@@ -130,7 +128,7 @@ def test_a_job_whose_wish_is_refused_is_let_go_without_it_at_once(
     bench: Bench, refused: str, told: list[tuple[str, ...]]
 ) -> None:
     bench.controller.refused = refused
-    releaser = bench.releaser(wishes=True)
+    releaser = bench.releaser(hints=True)
     releaser.release(JOB, ())
     assert bench.controller.told == told
     assert len(bench.said) == 1
@@ -163,7 +161,7 @@ def test_whom_a_restart_suspects_again_is_suspected_from_now_on(bench: Bench) ->
 
 def test_a_dead_node_is_asked_in_the_second_before_the_release_and_not_again_in_it(bench: Bench) -> None:
     releaser = bench.releaser()
-    releaser.look_ahead((N1,))
+    releaser.observer.silent((N1,))
     bench.clock.sleep(NEXT_SECOND_S)
     releaser.release(JOB, (N1,))
     assert bench.prober.tried == ["n1"]

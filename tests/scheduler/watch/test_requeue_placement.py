@@ -1,4 +1,4 @@
-"""The wish of a job that starts again: made as by the planner, near its data, or not at all."""
+"""The hint of a job that starts again: made as by the planner, near its data, or not at all."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.clock import ManualClock
+from deeplink.core.clock import ManualClock
+from deeplink.core.types import NodeName
+from deeplink.scheduler.placement.hint import decision as record
+from deeplink.scheduler.placement.hint.decision import Ask, Decision, HintKind, Recorded, Why
 from deeplink.scheduler.placement.request import DataResidency
 from deeplink.scheduler.slurm.command import CommandTimeoutError
-from deeplink.scheduler.watch.requeue_placement import RequeueHints, other_user, state_folder
-from deeplink.scheduler.wish import record
-from deeplink.scheduler.wish.decision import Ask, Decision, HintKind, Recorded, Why
-from deeplink.types import NodeName
-from tests.scheduler.planner.simulated import NODES, SITE, survey_of
+from deeplink.scheduler.watch.resubmit import RequeueHints, other_user, state_folder
+from tests.scheduler.placement.hint.simulated import NODES, SITE, survey_of
 
 NOTHING = Decision(kind=HintKind.NOTHING, why=Why.AS_GOOD, words="")
 
@@ -59,7 +59,7 @@ class Bench:
             record.job_folder(self.state, 7), Recorded(unix=1.0, by="sbatch", ask=ask, decision=decision)
         )
 
-    def wishes(self) -> RequeueHints:
+    def hints(self) -> RequeueHints:
         return RequeueHints(
             run=self,
             state_of=self.state_of or (lambda user: self.state if user == "me" else None),
@@ -77,7 +77,7 @@ def bench(tmp_path: Path) -> Bench:
 def test_it_is_wished_onto_nodes_that_are_close_together_and_free_of_the_excluded(bench: Bench) -> None:
     bench.note()
     bench.waits(7)  # Slurm tells a job of two nodes that lost one as one of one node
-    made = bench.wishes().anew(7, {NODES[0]})
+    made = bench.hints().of(7, {NODES[0]})
     assert made is not None
     assert len(made.nodes) == 2
     assert NODES[0] not in made.nodes
@@ -93,7 +93,7 @@ def test_it_is_wished_onto_the_nodes_that_hold_what_is_left_of_its_data(bench: B
     leaf = SITE.ties.fabric.leaf(NODES[-1])
     near = tuple(name for name in NODES if SITE.ties.fabric.leaf(name) == leaf)
     bench.residency = DataResidency(dict.fromkeys(near, 1 << 30), len(near) << 30)
-    made = bench.wishes().anew(7, {NODES[0]})
+    made = bench.hints().of(7, {NODES[0]})
     assert made is not None
     assert {*made.nodes} <= {*near}
 
@@ -101,7 +101,7 @@ def test_it_is_wished_onto_the_nodes_that_hold_what_is_left_of_its_data(bench: B
 def test_a_wish_of_its_submission_that_holds_the_dead_node_is_replaced(bench: Bench) -> None:
     bench.note(Decision(kind=HintKind.NODES, why=Why.FREE_NOW, words="", nodes=(NODES[0], NODES[1])))
     bench.waits(7, required=f"{NODES[0]},{NODES[1]}", comment="deeplink-wish=n[0-1]")
-    made = bench.wishes().anew(7, {NODES[0]})
+    made = bench.hints().of(7, {NODES[0]})
     assert made is not None
     assert NODES[0] not in made.nodes
     assert made.changes["Comment"] == f"deeplink-wish={made.changes['ReqNodeList']}"
@@ -111,7 +111,7 @@ def test_a_wish_of_its_submission_is_taken_back_where_there_is_no_other(bench: B
     bench.note(Decision(kind=HintKind.NODES, why=Why.FREE_NOW, words="", nodes=(NODES[0], NODES[1])))
     bench.waits(7, required=f"{NODES[0]},{NODES[1]}", comment="deeplink-wish=n[0-1]")
     bench.busy = {*NODES[3:]}
-    made = bench.wishes().anew(7, {NODES[0]})
+    made = bench.hints().of(7, {NODES[0]})
     assert made is not None
     assert made.changes == {"ReqNodeList": "", "Comment": ""}
 
@@ -120,7 +120,7 @@ def test_nothing_is_wished_where_there_is_no_choice(bench: Bench) -> None:
     bench.note()
     bench.waits(7)
     bench.busy = {*NODES[3:]}
-    made = bench.wishes().anew(7, {NODES[0]})
+    made = bench.hints().of(7, {NODES[0]})
     assert made is not None
     assert (made.nodes, dict(made.changes)) == ((), {})
 
@@ -130,7 +130,7 @@ def test_nothing_is_wished_while_a_job_before_it_may_be_given_any_node(bench: Be
     bench.waits(7)
     bench.waits(3, priority=9)
     bench.queue[-1] = bench.queue[-1].replace("BeginTime", "Resources")
-    made = bench.wishes().anew(7, {NODES[0]})
+    made = bench.hints().of(7, {NODES[0]})
     assert made is not None
     assert made.nodes == ()
 
@@ -138,17 +138,17 @@ def test_nothing_is_wished_while_a_job_before_it_may_be_given_any_node(bench: Be
 def test_nodes_that_its_user_named_are_his(bench: Bench) -> None:
     bench.note()
     bench.waits(7, required=NODES[5])
-    made = bench.wishes().anew(7, {NODES[0]})
+    made = bench.hints().of(7, {NODES[0]})
     assert made is not None
     assert (made.nodes, dict(made.changes)) == ((), {})
 
 
 def test_of_a_job_that_nobody_noted_or_a_slurm_that_is_silent_there_is_no_wish(bench: Bench) -> None:
     bench.waits(7)
-    assert bench.wishes().anew(7, frozenset()) is None
+    assert bench.hints().of(7, frozenset()) is None
     bench.note()
     bench.silent = True
-    assert bench.wishes().anew(7, frozenset()) is None
+    assert bench.hints().of(7, frozenset()) is None
 
 
 def test_a_record_that_cannot_be_read_in_time_holds_no_job_back(bench: Bench) -> None:
@@ -156,14 +156,14 @@ def test_a_record_that_cannot_be_read_in_time_holds_no_job_back(bench: Bench) ->
     folder.mkdir(parents=True)
     os.mkfifo(folder / record.NAME)
     bench.waits(7)
-    assert bench.wishes().anew(7, frozenset()) is None
+    assert bench.hints().of(7, frozenset()) is None
     hung = threading.Event()
 
     def hang(_user: str) -> None:
         hung.wait(60)
 
     bench.state_of, bench.longest_s = hang, 0.2
-    assert bench.wishes().anew(7, frozenset()) is None
+    assert bench.hints().of(7, frozenset()) is None
     hung.set()
 
 

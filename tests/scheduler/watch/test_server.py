@@ -13,19 +13,26 @@ import pytest
 from google.protobuf import text_format
 from prometheus_client import CollectorRegistry
 
-from deeplink.bind_errors import PortBusyError
-from deeplink.clock import ManualClock
-from deeplink.metrics import WatchMetrics
-from deeplink.scheduler.watch.heartbeats import HeartbeatTable
-from deeplink.scheduler.watch.incident_merging import (
-    LONGEST_STACK,
+from deeplink.core.clock import ManualClock
+from deeplink.core.metrics import WatchMetrics
+from deeplink.core.types import Attempt, NodeName
+from deeplink.rpc.channel import open_channel
+from deeplink.rpc.listeners import PortBusyError
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.liveness.heartbeats import (
+    HeartbeatTable,
+    beat_from_wire,
+    beat_to_wire,
+    incident_from_wire,
+    incident_to_wire,
+)
+from deeplink.scheduler.recovery.incident_merging import (
     MOST_MOMENTS,
     MOST_STACK_CHARACTERS,
     MOST_STACKS,
 )
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.messages import beat_from_wire, beat_to_wire, incident_from_wire, incident_to_wire
-from deeplink.scheduler.watch.records import (
+from deeplink.scheduler.recovery.records import (
+    LONGEST_STACK,
     Beat,
     Incident,
     IncidentOutcome,
@@ -37,9 +44,7 @@ from deeplink.scheduler.watch.records import (
     RecordError,
 )
 from deeplink.scheduler.watch.server import SERVICE, WatchServicer, watch_server
-from deeplink.types import Attempt, NodeName
 from deeplink.v1 import node_pb2, watch_pb2, watch_pb2_grpc
-from deeplink.wire import open_channel
 from tests.scheduler.watch.callers import ME, NOBODYS, TOKEN, AnySite, authorizer
 from tests.waiting import LIMIT_S
 
@@ -83,7 +88,7 @@ class Running(NamedTuple):
     stub: watch_pb2_grpc.WatchStub
     address: str
     journal: Journal
-    book: HeartbeatTable
+    heartbeats: HeartbeatTable
     clock: ManualClock
     metrics: WatchMetrics
     servicer: WatchServicer
@@ -91,14 +96,16 @@ class Running(NamedTuple):
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    clock, book, metrics = ManualClock(), HeartbeatTable(), WatchMetrics(CollectorRegistry())
+    clock, heartbeats, metrics = ManualClock(), HeartbeatTable(), WatchMetrics(CollectorRegistry())
     with Journal(tmp_path / "j.sqlite") as journal:
-        servicer = WatchServicer(journal, book, clock, metrics, authorizer(journal, clock))
+        servicer = WatchServicer(journal, heartbeats, clock, metrics, authorizer(journal, clock))
         bound = watch_server("127.0.0.1:0", servicer)
         bound.server.start()
         address = f"127.0.0.1:{bound.port}"
         with open_channel(address, TOKEN) as channel:
-            yield Running(watch_pb2_grpc.WatchStub(channel), address, journal, book, clock, metrics, servicer)
+            yield Running(
+                watch_pb2_grpc.WatchStub(channel), address, journal, heartbeats, clock, metrics, servicer
+            )
         bound.server.stop(0.5).wait(2.0)
 
 
@@ -155,7 +162,7 @@ def test_a_beat_is_on_record_when_it_is_answered(running: Running) -> None:
     assert job is not None
     assert (job.newest.nodes, job.newest.last_step, job.newest.ring_crossings_stock) == (("n1", "n0"), 5, 8)
     assert [incident.action for incident in running.journal.incidents()] == ["relaunch"]
-    (heard,) = running.book.all()
+    (heard,) = running.heartbeats.all()
     assert (heard.step, heard.heard_at) == (5, running.clock.monotonic())
 
 
@@ -168,7 +175,7 @@ def test_a_beat_ages_while_it_is_written_down(running: Running, monkeypatch: pyt
 
     monkeypatch.setattr(running.journal, "record_beat", slowly)
     running.stub.Beat(beat_to_wire(dataclasses.replace(beat(), waited_s=0.5)), timeout=LIMIT_S)
-    (heard,) = running.book.all()
+    (heard,) = running.heartbeats.all()
     assert (heard.heard_at, heard.beat.waited_s) == (running.clock.monotonic() - 3.0, 0.5)
 
 
@@ -189,7 +196,7 @@ def test_the_token_of_another_user_restarts_nothing(running: Running) -> None:
             with pytest.raises(grpc.RpcError) as refused:
                 call()
             assert code_of(refused) is grpc.StatusCode.PERMISSION_DENIED
-    assert (running.journal.jobs(), running.journal.nodes(), running.book.all()) == ((), (), ())
+    assert (running.journal.jobs(), running.journal.nodes(), running.heartbeats.all()) == ((), (), ())
 
 
 HEAD = "attempt { job: 17 } phase: PHASE_RUNNING "
@@ -223,7 +230,7 @@ def test_what_cannot_be_kept_is_refused_whole(running: Running, case: str) -> No
 def test_of_a_node_that_slurm_does_not_know_nothing_is_kept(running: Running) -> None:
     servicer = WatchServicer(
         running.journal,
-        running.book,
+        running.heartbeats,
         running.clock,
         running.metrics,
         authorizer(running.journal, running.clock, AnySite(knows=lambda name: name != "n0")),
@@ -234,7 +241,7 @@ def test_of_a_node_that_slurm_does_not_know_nothing_is_kept(running: Running) ->
         assert watch_pb2_grpc.WatchStub(channel).Beat(beat_to_wire(beat()), timeout=LIMIT_S).known
     bound.server.stop(0.5).wait(2.0)
     assert running.journal.nodes() == ()
-    assert running.book.all()[0].beat.node_beats == ()
+    assert running.heartbeats.all()[0].beat.node_beats == ()
 
 
 def test_a_journal_that_fails_leaves_the_beat_unanswered_and_yet_it_was_heard(running: Running) -> None:
@@ -242,7 +249,7 @@ def test_a_journal_that_fails_leaves_the_beat_unanswered_and_yet_it_was_heard(ru
     with pytest.raises(grpc.RpcError) as failed:
         running.stub.Beat(beat_to_wire(beat()), timeout=LIMIT_S)
     assert code_of(failed) is grpc.StatusCode.UNAVAILABLE
-    assert [heard.heard_at for heard in running.book.all()] == [running.clock.monotonic()]
+    assert [heard.heard_at for heard in running.heartbeats.all()] == [running.clock.monotonic()]
 
 
 def test_an_address_in_use_is_said_with_its_remedy(running: Running) -> None:
@@ -256,61 +263,61 @@ def test_the_service_has_the_name_that_health_and_reflection_tell() -> None:
 
 
 def test_an_older_attempt_says_nothing_any_more() -> None:
-    book = HeartbeatTable()
-    assert book.hear(beat(SECOND), 10.0)
-    assert not book.hear(beat(FIRST, step=99), 11.0)
-    (heard,) = book.all()
+    heartbeats = HeartbeatTable()
+    assert heartbeats.hear(beat(SECOND), 10.0)
+    assert not heartbeats.hear(beat(FIRST, step=99), 11.0)
+    (heard,) = heartbeats.all()
     assert (heard.beat.attempt, heard.heard_at, heard.step) == (SECOND, 10.0, 5)
 
 
 def test_a_beat_that_was_held_up_is_not_the_newest() -> None:
-    book = HeartbeatTable()
-    assert book.hear(beat(step=6), 12.0)
-    told = book.all()[0].tellings
-    assert not book.hear(beat(phase=Phase.STRANDED, step=5), 10.0)
-    (heard,) = book.all()
+    heartbeats = HeartbeatTable()
+    assert heartbeats.hear(beat(step=6), 12.0)
+    told = heartbeats.all()[0].tellings
+    assert not heartbeats.hear(beat(phase=Phase.STRANDED, step=5), 10.0)
+    (heard,) = heartbeats.all()
     assert (heard.beat.phase, heard.heard_at, heard.step) == (Phase.RUNNING, 12.0, 6)
     assert heard.tellings == told + 1, "what it tells of is on record"
 
 
 def test_a_beat_that_came_as_we_returned_is_heard() -> None:
-    book = HeartbeatTable()
-    book.hear(beat(step=5), 10.0)
-    book.forgive(20.0)
-    assert book.hear(beat(phase=Phase.SUCCEEDED, step=6), 19.5)
-    assert [heard.beat.phase for heard in book.all()] == [Phase.SUCCEEDED]
+    heartbeats = HeartbeatTable()
+    heartbeats.hear(beat(step=5), 10.0)
+    heartbeats.forgive(20.0)
+    assert heartbeats.hear(beat(phase=Phase.SUCCEEDED, step=6), 19.5)
+    assert [heard.beat.phase for heard in heartbeats.all()] == [Phase.SUCCEEDED]
 
 
 def test_progress_is_a_new_step_not_a_new_beat() -> None:
-    book = HeartbeatTable()
-    book.hear(beat(step=5), 10.0)
-    book.hear(beat(step=5), 20.0)
-    assert book.all()[0].progressed_at == 10.0
-    book.hear(beat(step=6), 30.0)
-    assert book.all()[0].progressed_at == 30.0
+    heartbeats = HeartbeatTable()
+    heartbeats.hear(beat(step=5), 10.0)
+    heartbeats.hear(beat(step=5), 20.0)
+    assert heartbeats.all()[0].progressed_at == 10.0
+    heartbeats.hear(beat(step=6), 30.0)
+    assert heartbeats.all()[0].progressed_at == 30.0
 
 
 def test_bad_news_wakes_the_loop_and_good_news_does_not() -> None:
     alarm = threading.Event()
-    book = HeartbeatTable(alarm)
-    book.hear(beat(), 1.0)
+    heartbeats = HeartbeatTable(alarm)
+    heartbeats.hear(beat(), 1.0)
     alarm.clear()
-    book.hear(beat(step=6), 2.0)
+    heartbeats.hear(beat(step=6), 2.0)
     assert not alarm.is_set()
-    book.hear(beat(step=7, silent_s=1.0), 3.0)
+    heartbeats.hear(beat(step=7, silent_s=1.0), 3.0)
     assert alarm.is_set()
     alarm.clear()
-    book.hear(beat(phase=Phase.STRANDED, step=8), 4.0)
+    heartbeats.hear(beat(phase=Phase.STRANDED, step=8), 4.0)
     assert alarm.is_set()
 
 
 def test_after_our_own_absence_every_silence_begins_anew(running: Running) -> None:
     running.stub.Beat(beat_to_wire(beat()), timeout=LIMIT_S)
     running.clock.sleep(500.0)
-    book = HeartbeatTable()
-    book.restore(running.journal.jobs(), running.clock.monotonic(), running.clock.unix())
-    running.book.forgive(running.clock.monotonic())
-    for (heard,) in (book.all(), running.book.all()):
+    heartbeats = HeartbeatTable()
+    heartbeats.restore(running.journal.jobs(), running.clock.monotonic(), running.clock.unix())
+    running.heartbeats.forgive(running.clock.monotonic())
+    for (heard,) in (heartbeats.all(), running.heartbeats.all()):
         assert heard.missed_s == pytest.approx(500.0)
         assert (heard.heard_at, heard.progressed_at, heard.step) == (
             running.clock.monotonic(),

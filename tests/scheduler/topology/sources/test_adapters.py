@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.topology.network import Role
-from deeplink.scheduler.topology.sources.adapters import family, host_of, most_common
 from deeplink.scheduler.topology.sources.gathering import is_name
-from deeplink.scheduler.topology.sources.ibnet import read_ibnetdiscover
+from deeplink.scheduler.topology.sources.ibnet import family, host_of, most_common, read_ibnetdiscover
 from tests.scheduler.topology.fabrics import Plug, ibnetdiscover
 
 

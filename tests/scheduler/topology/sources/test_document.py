@@ -6,11 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.topology.finding import TopologyFindingKind
-from deeplink.scheduler.topology.network import Cable, DeviceHealth, End, FabricLink, Node, Other, Role, Switch
+from deeplink.core.types import NodeName
+from deeplink.scheduler.topology.graph import fabric_of
+from deeplink.scheduler.topology.network import (
+    Cable,
+    DeviceHealth,
+    End,
+    FabricLink,
+    Node,
+    Other,
+    Role,
+    Switch,
+    TopologyCheck,
+)
 from deeplink.scheduler.topology.sources.document import read_document
-from deeplink.scheduler.topology.tree import fabric_of
-from deeplink.types import NodeName
 from tests.scheduler.topology.fabrics import INSIDE
 
 
@@ -113,50 +122,50 @@ def test_nodes_alone_are_names(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "kind"),
     [
-        ("a: [", 1, TopologyFindingKind.UNREADABLE),
-        ("- a", 1, TopologyFindingKind.UNREADABLE),
-        ("nodes: [n0]\ncolour: red", 2, TopologyFindingKind.UNREADABLE),
-        ("switches: [a]", 1, TopologyFindingKind.UNREADABLE),
-        ("switches:\n  a: {colour: red}", 2, TopologyFindingKind.UNREADABLE),
-        ("switches:\n  a: 3", 2, TopologyFindingKind.UNREADABLE),
-        ("switches:\n  'a b': {}", 2, TopologyFindingKind.UNREADABLE),
-        ("switches:\n  a: {nodes: 'n[0-'}", 2, TopologyFindingKind.UNREADABLE),
-        ("switches:\n  a: {nodes: [{}]}", 2, TopologyFindingKind.UNREADABLE),
-        ("switches:\n  a: {gbps: fast}", 2, TopologyFindingKind.UNREADABLE),
-        ("switches:\n  a: {gbps: nan}", 2, TopologyFindingKind.UNREADABLE),
-        ("switches:\n  a: {latency_us: -1}", 2, TopologyFindingKind.UNREADABLE),
-        ("switches:\n  a: {level: 100000}", 2, TopologyFindingKind.UNREADABLE),
-        ("switches:\n  a: {health: fine}", 2, TopologyFindingKind.UNREADABLE),
-        ("switches:\n  a: {switches: [a]}", 2, TopologyFindingKind.UNREADABLE),
-        ("switches:\n  a: {nodes: n0}\n  b: {nodes: n0}", 3, TopologyFindingKind.DUPLICATE),
-        ("blocks: {switch: a}", 1, TopologyFindingKind.UNREADABLE),
+        ("a: [", 1, TopologyCheck.UNREADABLE),
+        ("- a", 1, TopologyCheck.UNREADABLE),
+        ("nodes: [n0]\ncolour: red", 2, TopologyCheck.UNREADABLE),
+        ("switches: [a]", 1, TopologyCheck.UNREADABLE),
+        ("switches:\n  a: {colour: red}", 2, TopologyCheck.UNREADABLE),
+        ("switches:\n  a: 3", 2, TopologyCheck.UNREADABLE),
+        ("switches:\n  'a b': {}", 2, TopologyCheck.UNREADABLE),
+        ("switches:\n  a: {nodes: 'n[0-'}", 2, TopologyCheck.UNREADABLE),
+        ("switches:\n  a: {nodes: [{}]}", 2, TopologyCheck.UNREADABLE),
+        ("switches:\n  a: {gbps: fast}", 2, TopologyCheck.UNREADABLE),
+        ("switches:\n  a: {gbps: nan}", 2, TopologyCheck.UNREADABLE),
+        ("switches:\n  a: {latency_us: -1}", 2, TopologyCheck.UNREADABLE),
+        ("switches:\n  a: {level: 100000}", 2, TopologyCheck.UNREADABLE),
+        ("switches:\n  a: {health: fine}", 2, TopologyCheck.UNREADABLE),
+        ("switches:\n  a: {switches: [a]}", 2, TopologyCheck.UNREADABLE),
+        ("switches:\n  a: {nodes: n0}\n  b: {nodes: n0}", 3, TopologyCheck.DUPLICATE),
+        ("blocks: {switch: a}", 1, TopologyCheck.UNREADABLE),
         (
             "blocks:\n- {switch: a, nodes: [n0, n0, 'n[0-1]']}\n- {switch: a, nodes: n1}",
             3,
-            TopologyFindingKind.DUPLICATE,
+            TopologyCheck.DUPLICATE,
         ),
-        ("switches: {a: {}}\nlinks:\n- {below: n0, above: b}", 3, TopologyFindingKind.UNKNOWN),
-        ("switches: {a: {}}\nlinks:\n- {below: '', above: a}", 3, TopologyFindingKind.UNKNOWN),
-        ("switches: {a: {}}\nlinks:\n- {below: a, above: a}", 3, TopologyFindingKind.UNKNOWN),
-        ("switches: {a: {level: 1}, b: {}}\nlinks:\n- {below: a, above: b}", 3, TopologyFindingKind.UNREADABLE),
-        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, cables: 9999}", 3, TopologyFindingKind.UNREADABLE),
-        ("nodes: [n0]\ninside:\n- {gpus: [{name: a}, {name: a}]}", 3, TopologyFindingKind.DUPLICATE),
-        ("nodes: [n0]\ninside:\n- gpus: [{name: a}]\n  joins: [[a, b, PIX]]", 4, TopologyFindingKind.UNREADABLE),
-        ("switches: {a: {}}\nothers:\n- {role: storage, switch: b}", 3, TopologyFindingKind.UNREADABLE),
-        ("nodes:\n  n0: {domain: a}\n  'n[0-1]': {domain: b}", 3, TopologyFindingKind.DUPLICATE),
-        ("switches:\n  b: {}\n  a: {level: 0, switches: b}", 3, TopologyFindingKind.UNREADABLE),
-        ("switches:\n  a: {nodes: n0}\n  a: {nodes: n1}", 3, TopologyFindingKind.DUPLICATE),
-        ("switches:\n  a:\n    nodes: n0\n    nodes: n1", 4, TopologyFindingKind.DUPLICATE),
-        ("nodes:\n  n0: {health: ok}\n  n0: {health: down}", 3, TopologyFindingKind.DUPLICATE),
-        ("nodes: [n0]\nnodes: [n1]", 2, TopologyFindingKind.DUPLICATE),
-        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, host: perhaps}", 3, TopologyFindingKind.UNREADABLE),
-        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, told: [x, true]}", 3, TopologyFindingKind.UNREADABLE),
-        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, ports: 33}", 3, TopologyFindingKind.UNREADABLE),
+        ("switches: {a: {}}\nlinks:\n- {below: n0, above: b}", 3, TopologyCheck.UNKNOWN),
+        ("switches: {a: {}}\nlinks:\n- {below: '', above: a}", 3, TopologyCheck.UNKNOWN),
+        ("switches: {a: {}}\nlinks:\n- {below: a, above: a}", 3, TopologyCheck.UNKNOWN),
+        ("switches: {a: {level: 1}, b: {}}\nlinks:\n- {below: a, above: b}", 3, TopologyCheck.UNREADABLE),
+        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, cables: 9999}", 3, TopologyCheck.UNREADABLE),
+        ("nodes: [n0]\ninside:\n- {gpus: [{name: a}, {name: a}]}", 3, TopologyCheck.DUPLICATE),
+        ("nodes: [n0]\ninside:\n- gpus: [{name: a}]\n  joins: [[a, b, PIX]]", 4, TopologyCheck.UNREADABLE),
+        ("switches: {a: {}}\nothers:\n- {role: storage, switch: b}", 3, TopologyCheck.UNREADABLE),
+        ("nodes:\n  n0: {domain: a}\n  'n[0-1]': {domain: b}", 3, TopologyCheck.DUPLICATE),
+        ("switches:\n  b: {}\n  a: {level: 0, switches: b}", 3, TopologyCheck.UNREADABLE),
+        ("switches:\n  a: {nodes: n0}\n  a: {nodes: n1}", 3, TopologyCheck.DUPLICATE),
+        ("switches:\n  a:\n    nodes: n0\n    nodes: n1", 4, TopologyCheck.DUPLICATE),
+        ("nodes:\n  n0: {health: ok}\n  n0: {health: down}", 3, TopologyCheck.DUPLICATE),
+        ("nodes: [n0]\nnodes: [n1]", 2, TopologyCheck.DUPLICATE),
+        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, host: perhaps}", 3, TopologyCheck.UNREADABLE),
+        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, told: [x, true]}", 3, TopologyCheck.UNREADABLE),
+        ("switches: {a: {}}\nlinks:\n- {below: n0, above: a, ports: 33}", 3, TopologyCheck.UNREADABLE),
     ],
 )
-def test_dirt_is_noted_with_its_line(text: str, line: int, kind: TopologyFindingKind) -> None:
+def test_dirt_is_noted_with_its_line(text: str, line: int, kind: TopologyCheck) -> None:
     findings = read_document(text, "fabric.yaml").findings
-    assert (line, kind) in {(finding.line, finding.kind) for finding in findings}
+    assert (line, kind) in {(finding.line, finding.check) for finding in findings}
 
 
 WORDS = st.sampled_from([
@@ -195,7 +204,7 @@ def test_yes_and_no_are_what_they_say() -> None:
 def test_one_wrong_word_is_told_once_and_a_port_may_be_called_anything() -> None:
     text = f"switches: {{a: {{}}}}\nlinks:\n- {{below: n0, above: a, gbps: fast, ports: [{'9' * 5000}, 1]}}"
     reading = read_document(text, "fabric.yaml")
-    assert [(finding.line, finding.kind) for finding in reading.findings] == [(3, TopologyFindingKind.UNREADABLE)]
+    assert [(finding.line, finding.check) for finding in reading.findings] == [(3, TopologyCheck.UNREADABLE)]
     assert fabric_of(reading.network).paths == {"n0": ("a",)}
 
 

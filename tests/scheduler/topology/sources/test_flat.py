@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from deeplink.scheduler.topology.finding import TopologyFindingKind
-from deeplink.scheduler.topology.sources.flat import read_names, read_node_names
-from deeplink.scheduler.topology.tree import fabric_of
-from deeplink.types import NodeName
+from deeplink.core.types import NodeName
+from deeplink.scheduler.topology.graph import fabric_of
+from deeplink.scheduler.topology.network import TopologyCheck
+from deeplink.scheduler.topology.sources.gathering import read_names, read_node_names
 
 
 def test_names_of_clouds_are_read_folded_or_not() -> None:
     text = "# the pool\nip-10-0-1-17.internal\ngke-pool-a1b2-x7k9, n[0-2]  n7\n"
     reading = read_names(text, "names")
     assert list(reading.network.nodes) == ["ip-10-0-1-17.internal", "gke-pool-a1b2-x7k9", "n0", "n1", "n2", "n7"]
-    assert [finding.kind for finding in reading.findings] == [TopologyFindingKind.FLAT]
+    assert [finding.check for finding in reading.findings] == [TopologyCheck.FLAT]
     assert fabric_of(reading.network).paths == {}
 
 
 def test_dirt_is_noted_with_its_line() -> None:
     reading = read_names("n0\nn[1-\nn0 n0\nn[0-99999999]", "names")
-    assert [(finding.line, finding.kind) for finding in reading.findings] == [
-        (2, TopologyFindingKind.UNREADABLE),
-        (3, TopologyFindingKind.DUPLICATE),
-        (4, TopologyFindingKind.UNREADABLE),
-        (0, TopologyFindingKind.FLAT),
+    assert [(finding.line, finding.check) for finding in reading.findings] == [
+        (2, TopologyCheck.UNREADABLE),
+        (3, TopologyCheck.DUPLICATE),
+        (4, TopologyCheck.UNREADABLE),
+        (0, TopologyCheck.FLAT),
     ]
     assert list(reading.network.nodes) == ["n0"]
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.topology.finding import TopologyFindingKind
-from deeplink.scheduler.topology.network import Cable, Switch
+from deeplink.scheduler.topology.network import Cable, Switch, TopologyCheck
 from deeplink.scheduler.topology.sources.gathering import GraphBuilder, heights, is_name
 
 
@@ -24,7 +23,7 @@ def test_any_text_gives_names_or_says_why_not(text: str) -> None:
 def test_what_cannot_be_unfolded_is_noted(text: str) -> None:
     gathering = GraphBuilder("file")
     assert gathering.names(text, 1) == ()
-    assert [finding.kind for finding in gathering.findings] == [TopologyFindingKind.UNREADABLE]
+    assert [finding.check for finding in gathering.findings] == [TopologyCheck.UNREADABLE]
     assert len(str(gathering.findings[0])) < 300
 
 
@@ -73,4 +72,4 @@ def test_no_fabric_is_higher_than_it_can_be() -> None:
     )
     reading = gathering.reading()
     assert [switch.level for switch in reading.network.switches.values()] == [0, 63, 63, 63]
-    assert [finding.kind for finding in reading.findings] == [TopologyFindingKind.TAKEN]
+    assert [finding.check for finding in reading.findings] == [TopologyCheck.TAKEN]

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from deeplink.scheduler.topology.assemble import assembled
-from deeplink.scheduler.topology.check import checked
-from deeplink.scheduler.topology.finding import TopologyFindingKind
-from deeplink.scheduler.topology.network import Network, Role
+from deeplink.core.finding import Severity
+from deeplink.scheduler.topology.graph import checked, fabric_of, rails_of
+from deeplink.scheduler.topology.network import Network, Role, TopologyCheck
+from deeplink.scheduler.topology.sources.assemble import assembled
 from deeplink.scheduler.topology.sources.ibnet import rate, read_ibnetdiscover
-from deeplink.scheduler.topology.tree import fabric_of, rails_of
 from tests.scheduler.topology.fabrics import RAILS_NAMES, RAILS_PLUGS, Plug, ibnetdiscover, rails
 
 FIRST_TRUNK = RAILS_PLUGS[12]  # leaf-1-1 port 18 to spine-1
 
 
-def told(text: str, **options: tuple[str, ...]) -> list[tuple[TopologyFindingKind, str]]:
+def told(text: str, **options: tuple[str, ...]) -> list[tuple[str, str]]:
     reading = assembled([read_ibnetdiscover(text, "fabric", **options)])
-    return [(one.kind, one.text) for one in (*reading.findings, *checked(reading.network))]
+    return [(one.check, one.text) for one in (*reading.findings, *checked(reading.network))]
 
 
 def test_hosts_with_several_rails_are_one_node_each() -> None:
@@ -43,7 +42,7 @@ def test_what_is_no_node_is_kept_apart_and_told() -> None:
         ("R1-UFM-01 mlx5_0", Role.MANAGEMENT),
         ("localhost HCA-1", Role.UNNAMED),
     }
-    assert [kind for kind, _ in told(rails())] == [TopologyFindingKind.UNNAMED, *[TopologyFindingKind.APART] * 4]
+    assert [kind for kind, _ in told(rails())] == [TopologyCheck.UNNAMED, *[TopologyCheck.APART] * 4]
 
 
 def test_a_port_name_that_is_slower_on_all_hosts_of_a_kind_leads_to_storage() -> None:
@@ -78,13 +77,13 @@ def test_storage_can_be_named_by_patterns() -> None:
 def test_a_cable_with_less_width_or_speed_is_degraded(rates: tuple[str, str], expected: str) -> None:
     slow = Plug(FIRST_TRUNK.one, FIRST_TRUNK.other, *rates)
     findings = told(rails(without=[FIRST_TRUNK], besides=[slow]))
-    assert [text for kind, text in findings if kind.problem] == [expected]
+    assert [text for kind, text in findings if kind == TopologyCheck.DEGRADED] == [expected]
 
 
 def test_a_host_whose_port_is_slow_is_degraded_and_not_storage() -> None:
     plug = RAILS_PLUGS[0]
     findings = told(rails(without=[plug], besides=[Plug(plug.one, plug.other, "4xHDR")]))
-    assert [text for kind, text in findings if kind.problem] == [
+    assert [text for kind, text in findings if kind == TopologyCheck.DEGRADED] == [
         "gpu-1 port mlx5_0/1 - leaf-1-1 port 1: 200 Gb/s, told by both ends; usual here 400"
     ]
 
@@ -96,8 +95,8 @@ def test_a_cable_whose_other_end_was_not_heard_is_told() -> None:
         line for n, line in enumerate(lines) if not (n > at and n < at + 40 and '"S-' in line and line[0] == "[")
     ]
     kinds = {kind for kind, _ in told("\n".join(silent))}
-    assert TopologyFindingKind.ONE_SIDED in kinds
-    assert TopologyFindingKind.UNREADABLE not in kinds
+    assert TopologyCheck.ONE_SIDED in kinds
+    assert TopologyCheck.UNREADABLE not in kinds
 
 
 def test_a_guid_without_its_leading_zeros_is_the_same_guid() -> None:
@@ -130,15 +129,15 @@ def test_a_host_alone_has_no_topology() -> None:
 @pytest.mark.parametrize(
     ("line", "kind"),
     [
-        ('[1]\t"H-zz"[1] # nonsense', TopologyFindingKind.UNREADABLE),
-        ('Switch\t65 "X-1"', TopologyFindingKind.UNREADABLE),
-        ("what is this", TopologyFindingKind.UNREADABLE),
+        ('[1]\t"H-zz"[1] # nonsense', TopologyCheck.UNREADABLE),
+        ('Switch\t65 "X-1"', TopologyCheck.UNREADABLE),
+        ("what is this", TopologyCheck.UNREADABLE),
     ],
 )
-def test_a_line_that_is_none_is_noted_and_costs_no_other(line: str, kind: TopologyFindingKind) -> None:
+def test_a_line_that_is_none_is_noted_and_costs_no_other(line: str, kind: TopologyCheck) -> None:
     lines = rails().splitlines()
     reading = read_ibnetdiscover("\n".join([*lines, line]), "fabric")
-    assert (reading.findings[0].kind, reading.findings[0].line) == (kind, len(lines) + 1)
+    assert (reading.findings[0].check, reading.findings[0].line) == (kind, len(lines) + 1)
     assert reading.network == read_ibnetdiscover(rails(), "fabric").network
 
 
@@ -147,8 +146,8 @@ def test_the_ports_of_a_device_whose_head_is_broken_go_to_no_other() -> None:
     broken = text.replace('Switch\t65 "S-', 'witch\t65 "S-', 2).replace('witch\t65 "S-', 'Switch\t65 "S-', 1)
     assert broken.count("\nwitch") == 1
     reading = read_ibnetdiscover(broken, "fabric")
-    assert [finding.kind for finding in reading.findings if finding.kind.problem] == [
-        TopologyFindingKind.UNREADABLE
+    assert [finding.check for finding in reading.findings if finding.severity > Severity.NOTE] == [
+        TopologyCheck.UNREADABLE
     ]
     whole = {(link.below, link.above) for link in read_ibnetdiscover(text, "fabric").network.links}
     assert {(link.below, link.above) for link in reading.network.links} == whole
@@ -157,14 +156,14 @@ def test_the_ports_of_a_device_whose_head_is_broken_go_to_no_other() -> None:
 def test_a_device_or_port_that_is_there_twice_counts_once() -> None:
     reading = read_ibnetdiscover(rails() + rails(), "fabric")
     assert reading.network == read_ibnetdiscover(rails(), "fabric").network
-    assert sum(one.kind is TopologyFindingKind.DUPLICATE for one in reading.findings) == len(RAILS_NAMES)
+    assert sum(one.check == TopologyCheck.DUPLICATE for one in reading.findings) == len(RAILS_NAMES)
 
 
 def test_two_ends_that_contradict_each_other_are_told() -> None:
     text = 'Switch 36 "S-1" # "a"\n[1] "S-2"[1] # "b" lid 2 4xEDR\n'
     text += 'Switch 36 "S-2" # "b"\n[1] "S-3"[9] # "c" lid 2 4xEDR\n'
     findings = read_ibnetdiscover(text, "fabric").findings
-    assert [(one.kind, one.line) for one in findings] == [(TopologyFindingKind.UNREADABLE, 2)]
+    assert [(one.check, one.line) for one in findings] == [(TopologyCheck.UNREADABLE, 2)]
 
 
 def test_rates_are_after_line_coding() -> None:
@@ -182,13 +181,11 @@ def test_two_hosts_that_took_one_name_are_told() -> None:
     names = {"S1": "leaf-1", "S2": "leaf-2", "H1": "a mlx5_0", "H2": "a mlx5_1", "H3": "a.site mlx5_0"}
     plugs = [Plug(("S1", 1), ("H1", 1)), Plug(("S1", 2), ("H2", 1)), Plug(("S2", 1), ("H3", 1))]
     text = ibnetdiscover(names, plugs)
-    findings = [one for one in read_ibnetdiscover(text, "f").findings if one.kind.problem]
-    assert [(one.kind, text.split("\n")[one.line - 1].split("# ")[1]) for one in findings] == [
-        (TopologyFindingKind.DUPLICATE, '"a.site mlx5_0"')
+    findings = [one for one in read_ibnetdiscover(text, "f").findings if one.severity > Severity.NOTE]
+    assert [(one.check, text.split("\n")[one.line - 1].split("# ")[1]) for one in findings] == [
+        (TopologyCheck.DUPLICATE, '"a.site mlx5_0"')
     ]
-    assert not [
-        one for one in read_ibnetdiscover(rails(), "f").findings if one.kind is TopologyFindingKind.DUPLICATE
-    ]
+    assert not [one for one in read_ibnetdiscover(rails(), "f").findings if one.check == TopologyCheck.DUPLICATE]
 
 
 def test_an_adapter_may_be_called_anything() -> None:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from deeplink.scheduler.topology.finding import TopologyFindingKind
-from deeplink.scheduler.topology.network import DeviceHealth, Network, Node
-from deeplink.scheduler.topology.sources.netq import read_netq
-from deeplink.scheduler.topology.tree import fabric_of
-from deeplink.types import NodeName
+from deeplink.core.types import NodeName
+from deeplink.scheduler.topology.graph import fabric_of
+from deeplink.scheduler.topology.network import DeviceHealth, Network, Node, TopologyCheck
+from deeplink.scheduler.topology.sources.nvidia import read_netq
 from tests.scheduler.topology.fabrics import device, graph, link
 
 
@@ -61,25 +60,25 @@ def changed(**fields: Any) -> str:
 @pytest.mark.parametrize(
     ("text", "kinds"),
     [
-        ("{", [TopologyFindingKind.UNREADABLE]),
-        ("3", [TopologyFindingKind.UNREADABLE]),
-        ('[{"what": 1}]', [TopologyFindingKind.UNREADABLE]),
-        ('[{"Name": ""}]', [TopologyFindingKind.UNREADABLE]),
-        ('[{"Name": "a"}, {"Name": "a"}]', [TopologyFindingKind.DUPLICATE]),
-        ('[{"Name": "a", "Health": "ODD"}]', [TopologyFindingKind.UNREADABLE]),
-        (changed(links=[link("node0", "node77", 1)]), [TopologyFindingKind.UNKNOWN]),
-        (changed(links=[link("node21", "node22", 1)]), [TopologyFindingKind.UNREADABLE]),
-        (changed(links=[link("node0", "node21", 1)]), [TopologyFindingKind.DUPLICATE]),
-        (changed(links=[{"id": "x", "interfaces": [{"node": "node0"}]}]), [TopologyFindingKind.UNREADABLE]),
-        (changed(nodes=[device("node0", "leaf-1", 1)]), [TopologyFindingKind.DUPLICATE]),
-        (changed(nodes=[{"id": "node50", "name": "a b", "tier": 1}]), [TopologyFindingKind.UNREADABLE]),
-        (changed(nodes=[{"id": "node50", "name": "a", "tier": "high"}]), [TopologyFindingKind.UNREADABLE]),
-        (changed(nodes=["?"], links=[None, 3]), [TopologyFindingKind.UNREADABLE, TopologyFindingKind.UNREADABLE]),
+        ("{", [TopologyCheck.UNREADABLE]),
+        ("3", [TopologyCheck.UNREADABLE]),
+        ('[{"what": 1}]', [TopologyCheck.UNREADABLE]),
+        ('[{"Name": ""}]', [TopologyCheck.UNREADABLE]),
+        ('[{"Name": "a"}, {"Name": "a"}]', [TopologyCheck.DUPLICATE]),
+        ('[{"Name": "a", "Health": "ODD"}]', [TopologyCheck.UNREADABLE]),
+        (changed(links=[link("node0", "node77", 1)]), [TopologyCheck.UNKNOWN]),
+        (changed(links=[link("node21", "node22", 1)]), [TopologyCheck.UNREADABLE]),
+        (changed(links=[link("node0", "node21", 1)]), [TopologyCheck.DUPLICATE]),
+        (changed(links=[{"id": "x", "interfaces": [{"node": "node0"}]}]), [TopologyCheck.UNREADABLE]),
+        (changed(nodes=[device("node0", "leaf-1", 1)]), [TopologyCheck.DUPLICATE]),
+        (changed(nodes=[{"id": "node50", "name": "a b", "tier": 1}]), [TopologyCheck.UNREADABLE]),
+        (changed(nodes=[{"id": "node50", "name": "a", "tier": "high"}]), [TopologyCheck.UNREADABLE]),
+        (changed(nodes=["?"], links=[None, 3]), [TopologyCheck.UNREADABLE, TopologyCheck.UNREADABLE]),
     ],
 )
-def test_dirt_is_noted_and_costs_nothing_else(text: str, kinds: list[TopologyFindingKind]) -> None:
+def test_dirt_is_noted_and_costs_nothing_else(text: str, kinds: list[TopologyCheck]) -> None:
     reading = read_netq(text, "graph.json")
-    assert [finding.kind for finding in reading.findings] == kinds
+    assert [finding.check for finding in reading.findings] == kinds
     if len(text) > 200:
         assert set(read_netq(json.dumps(graph()), "graph.json").network.links) <= set(reading.network.links)
     assert isinstance(reading.network, Network)
@@ -93,4 +92,4 @@ def test_a_finding_names_the_line_of_the_object() -> None:
 
 def test_a_host_with_the_name_of_a_switch_is_told() -> None:
     findings = read_netq(changed(nodes=[device("node50", "leaf-1", -1)]), "graph.json").findings
-    assert [finding.kind for finding in findings] == [TopologyFindingKind.DUPLICATE]
+    assert [finding.check for finding in findings] == [TopologyCheck.DUPLICATE]

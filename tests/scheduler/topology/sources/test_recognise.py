@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deeplink.scheduler.topology.assemble import assembled
-from deeplink.scheduler.topology.check import checked
-from deeplink.scheduler.topology.export import NothingToExportError, topology_conf
-from deeplink.scheduler.topology.finding import TopologyFindingKind
-from deeplink.scheduler.topology.plain import document_of
-from deeplink.scheduler.topology.sources.document import read_document
-from deeplink.scheduler.topology.sources.recognise import Format, format_of, read
-from deeplink.scheduler.topology.sources.slurm import read_slurm
-from deeplink.scheduler.topology.sources.smi import read_matrix
+from deeplink.core.errors import DeepLinkError
+from deeplink.scheduler.topology.graph import checked
+from deeplink.scheduler.topology.network import TopologyCheck
+from deeplink.scheduler.topology.sources.assemble import Format, assembled, format_of, read
+from deeplink.scheduler.topology.sources.document import document_of, read_document
+from deeplink.scheduler.topology.sources.nvidia import read_matrix
+from deeplink.scheduler.topology.sources.slurm_topology import read_slurm, topology_conf
+from tests.effort import examples
 from tests.scheduler.topology.fabrics import MATRIX, SCONTROL, TOPOLOGY_CONF, graph, rails
 
 DOCUMENT = """\
@@ -73,21 +72,21 @@ def goes_through(text: str, told: Format) -> None:
     assert read_document(json.dumps(document_of(reading.network)), "again").network == reading.network
     try:
         written = topology_conf(reading.network)
-    except NothingToExportError:
+    except DeepLinkError:
         return
     assert read_slurm(written, "topology.conf").findings == ()
 
 
 @pytest.mark.parametrize("told", Format)
 @given(text=st.text(max_size=300))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_any_text_goes_through(told: Format, text: str) -> None:
     goes_through(text, told)
 
 
 @pytest.mark.parametrize("told", Format)
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_any_fixture_with_lines_lost_doubled_mixed_and_bent_goes_through(
     told: Format, data: st.DataObject
 ) -> None:
@@ -118,8 +117,8 @@ def test_any_fixture_with_lines_lost_doubled_mixed_and_bent_goes_through(
 
 @pytest.mark.parametrize("told", [one for one in Format if one is not Format.MATRIX])
 def test_where_nothing_is_found_that_is_said(told: Format) -> None:
-    kinds = [finding.kind for finding in read("", "f", told).findings]
-    assert kinds[-1] is TopologyFindingKind.NO_TOPOLOGY
+    kinds = [finding.check for finding in read("", "f", told).findings]
+    assert kinds[-1] is TopologyCheck.NO_TOPOLOGY
 
 
 def test_empty_lines_cost_no_more_than_their_number() -> None:

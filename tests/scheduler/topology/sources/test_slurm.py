@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from deeplink.scheduler.slurm.parse import parse_topology
-from deeplink.scheduler.topology.finding import TopologyFindingKind
-from deeplink.scheduler.topology.sources.slurm import read_slurm, read_switches
-from deeplink.scheduler.topology.tree import fabric_of
+from deeplink.scheduler.topology.graph import fabric_of
+from deeplink.scheduler.topology.network import TopologyCheck
+from deeplink.scheduler.topology.sources.slurm_topology import read_slurm, read_switches
 from tests.scheduler.topology.fabrics import SCONTROL, TOPOLOGY_CONF
 
 
-def problems(text: str) -> list[tuple[int, TopologyFindingKind]]:
-    return [(finding.line, finding.kind) for finding in read_slurm(text, "topology.conf").findings]
+def problems(text: str) -> list[tuple[int, str]]:
+    return [(finding.line, finding.check) for finding in read_slurm(text, "topology.conf").findings]
 
 
 def test_a_clean_file_is_read_whole() -> None:
@@ -64,26 +64,26 @@ def test_a_tower_of_switches_takes_no_time_by_its_square() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("SwitchName=a Nodes=n0\nSwitchName=b Nodes=n[0-1]", [(2, TopologyFindingKind.DUPLICATE)]),
-        ("SwitchName=a Nodes=n0\nSwitchName=a Nodes=n1", [(2, TopologyFindingKind.DUPLICATE)]),
-        ("\nSwitchName=a Switches=b", [(2, TopologyFindingKind.UNKNOWN)]),
-        ("SwitchName=a Nodes=n[0-", [(1, TopologyFindingKind.UNREADABLE)]),
-        ("SwitchName=a Nodes=n[0-99999999]", [(1, TopologyFindingKind.UNREADABLE)]),
-        ("SwitchName=a Nodes=n0 Colour=red", [(1, TopologyFindingKind.UNREADABLE)]),
-        ("SwitchName=a Nodes=n0 Nodes=n1", [(1, TopologyFindingKind.UNREADABLE)]),
-        ("SwitchName=a LinkSpeed=fast", [(1, TopologyFindingKind.UNREADABLE)]),
-        ("hello", [(1, TopologyFindingKind.UNREADABLE), (1, TopologyFindingKind.UNREADABLE)]),
-        ("SwitchName=a! Nodes=n0", [(1, TopologyFindingKind.UNREADABLE)]),
+        ("SwitchName=a Nodes=n0\nSwitchName=b Nodes=n[0-1]", [(2, TopologyCheck.DUPLICATE)]),
+        ("SwitchName=a Nodes=n0\nSwitchName=a Nodes=n1", [(2, TopologyCheck.DUPLICATE)]),
+        ("\nSwitchName=a Switches=b", [(2, TopologyCheck.UNKNOWN)]),
+        ("SwitchName=a Nodes=n[0-", [(1, TopologyCheck.UNREADABLE)]),
+        ("SwitchName=a Nodes=n[0-99999999]", [(1, TopologyCheck.UNREADABLE)]),
+        ("SwitchName=a Nodes=n0 Colour=red", [(1, TopologyCheck.UNREADABLE)]),
+        ("SwitchName=a Nodes=n0 Nodes=n1", [(1, TopologyCheck.UNREADABLE)]),
+        ("SwitchName=a LinkSpeed=fast", [(1, TopologyCheck.UNREADABLE)]),
+        ("hello", [(1, TopologyCheck.UNREADABLE), (1, TopologyCheck.UNREADABLE)]),
+        ("SwitchName=a! Nodes=n0", [(1, TopologyCheck.UNREADABLE)]),
         (
             "SwitchName=a Switches=b\nSwitchName=b Switches=a",
-            [(1, TopologyFindingKind.UNREADABLE), (2, TopologyFindingKind.UNREADABLE)],
+            [(1, TopologyCheck.UNREADABLE), (2, TopologyCheck.UNREADABLE)],
         ),
-        ("SwitchName=a Switches=b Nodes=n0\nSwitchName=b Nodes=n1", [(1, TopologyFindingKind.UNREADABLE)]),
-        ("BlockName=a Nodes=n0\nBlockSizes=4,8", [(1, TopologyFindingKind.TAKEN)]),
-        (f"SwitchName=a Nodes=n{'9' * 5000}", [(1, TopologyFindingKind.UNREADABLE)]),
+        ("SwitchName=a Switches=b Nodes=n0\nSwitchName=b Nodes=n1", [(1, TopologyCheck.UNREADABLE)]),
+        ("BlockName=a Nodes=n0\nBlockSizes=4,8", [(1, TopologyCheck.TAKEN)]),
+        (f"SwitchName=a Nodes=n{'9' * 5000}", [(1, TopologyCheck.UNREADABLE)]),
     ],
 )
-def test_dirt_is_noted_with_its_line(text: str, expected: list[tuple[int, TopologyFindingKind]]) -> None:
+def test_dirt_is_noted_with_its_line(text: str, expected: list[tuple[int, TopologyCheck]]) -> None:
     assert problems(text) == expected
 
 
@@ -95,9 +95,9 @@ def test_of_a_node_on_two_leaves_the_first_counts() -> None:
 def test_a_bad_line_costs_no_other() -> None:
     broken = TOPOLOGY_CONF.replace("SwitchName=leaf1 Nodes=n2,n3", "SwitchName=leaf1 Nodes=n2,n[3")
     reading = read_slurm(broken, "topology.conf")
-    assert [(finding.line, finding.kind) for finding in reading.findings] == [
-        (3, TopologyFindingKind.UNREADABLE),
-        (4, TopologyFindingKind.UNKNOWN),
+    assert [(finding.line, finding.check) for finding in reading.findings] == [
+        (3, TopologyCheck.UNREADABLE),
+        (4, TopologyCheck.UNKNOWN),
     ]
     assert fabric_of(reading.network).paths == {"n0": ("spine", "leaf0"), "n1": ("spine", "leaf0")}
 

@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from deeplink.scheduler.topology.finding import TopologyFindingKind
-from deeplink.scheduler.topology.inside import Gpu, Join, Joined, Nic
-from deeplink.scheduler.topology.sources.smi import is_header, read_matrix
+from deeplink.scheduler.topology.network import Gpu, Join, Joined, Nic, TopologyCheck
+from deeplink.scheduler.topology.sources.nvidia import is_header, read_matrix
 from tests.scheduler.topology.fabrics import INSIDE, MATRIX
 
 # As drivers of 2024 on print it: NICs by number with a legend, one more column, a cell without anything.
@@ -73,17 +72,17 @@ def test_without_affinities_a_gpu_is_all_the_same() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("GPU0\t X \tNV12", "GPU0\t X \tWHAT", [(2, TopologyFindingKind.UNREADABLE)]),
-        ("GPU0\t X \tNV12", "GPU0\t X \tNV8", [(2, TopologyFindingKind.UNREADABLE)]),
-        ("mlx5_1\tSYS\tPIX\tSYS\t X \tSYS", "mlx5_1\tSYS\tPIX", [(5, TopologyFindingKind.UNREADABLE)]),
-        ("GPU1\tNV12\t X \tSYS\tPIX\tSYS\t16-31\t1\n", "", [(1, TopologyFindingKind.UNREADABLE)]),
-        ("mlx5_0\tPXB", "GPU0\tPXB", [(4, TopologyFindingKind.DUPLICATE)]),
+        ("GPU0\t X \tNV12", "GPU0\t X \tWHAT", [(2, TopologyCheck.UNREADABLE)]),
+        ("GPU0\t X \tNV12", "GPU0\t X \tNV8", [(2, TopologyCheck.UNREADABLE)]),
+        ("mlx5_1\tSYS\tPIX\tSYS\t X \tSYS", "mlx5_1\tSYS\tPIX", [(5, TopologyCheck.UNREADABLE)]),
+        ("GPU1\tNV12\t X \tSYS\tPIX\tSYS\t16-31\t1\n", "", [(1, TopologyCheck.UNREADABLE)]),
+        ("mlx5_0\tPXB", "GPU0\tPXB", [(4, TopologyCheck.DUPLICATE)]),
     ],
 )
-def test_dirt_is_noted_with_its_line(old: str, new: str, expected: list[tuple[int, TopologyFindingKind]]) -> None:
+def test_dirt_is_noted_with_its_line(old: str, new: str, expected: list[tuple[int, TopologyCheck]]) -> None:
     assert old in MATRIX
     reading = read_matrix(MATRIX.replace(old, new), "topo")
-    assert [(finding.line, finding.kind) for finding in reading.findings] == expected
+    assert [(finding.line, finding.check) for finding in reading.findings] == expected
     assert reading.inside is not None
 
 
@@ -98,7 +97,7 @@ def test_where_the_two_cells_of_a_pair_differ_the_farther_way_counts() -> None:
 def test_a_text_without_a_matrix_says_so(text: str) -> None:
     reading = read_matrix(text, "topo")
     assert reading.inside is None
-    assert [finding.kind for finding in reading.findings] == [TopologyFindingKind.NO_TOPOLOGY]
+    assert [finding.check for finding in reading.findings] == [TopologyCheck.NO_TOPOLOGY]
 
 
 def test_a_line_of_the_matrix_is_no_head() -> None:

@@ -13,14 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from prometheus_client import CollectorRegistry
 from typing_extensions import override
 
-from deeplink.clock import ManualClock
-from deeplink.metrics import WatchMetrics
-from deeplink.scheduler.watch.journal import Journal
-from deeplink.scheduler.watch.notify.channels import Channel, Program
-from deeplink.scheduler.watch.notify.delivery import NotSentError
-from deeplink.scheduler.watch.notify.message import Notification
+from deeplink.core.clock import ManualClock
+from deeplink.core.metrics import WatchMetrics
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.watch.notify.channels import Channel, ChannelRate, Program
+from deeplink.scheduler.watch.notify.delivery import Notification, NotSentError
 from deeplink.scheduler.watch.notify.notifier import GIVE_UP_S, Teller
-from deeplink.scheduler.watch.notify.pacing import ChannelRate
+from tests.effort import examples
 from tests.scheduler.watch.notify.things import DEAD, dead, recovered
 
 CHANNEL = Channel(
@@ -130,4 +129,4 @@ class Telling(RuleBasedStateMachine):
 
 # A thousand durable writes: on a disk that others write to each takes its time.
 TestTelling = pytest.mark.slow(Telling.TestCase)
-TestTelling.settings = settings(max_examples=25, stateful_step_count=30)
+TestTelling.settings = settings(max_examples=examples(25), stateful_step_count=30)

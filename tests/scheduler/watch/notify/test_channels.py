@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.config import ConfigError
-from deeplink.scheduler.watch.notify.channels import Channel, Email, Program, Webhook, load_channels
-from deeplink.scheduler.watch.notify.news import Gravity, IncidentNews, NewsFilter, gravity
-from deeplink.scheduler.watch.notify.pacing import ChannelRate
-from deeplink.scheduler.watch.records import IncidentKind, IncidentOutcome
+from deeplink.core.config import ConfigError
+from deeplink.scheduler.journal.incident_json import Gravity, IncidentNews, NewsFilter, gravity
+from deeplink.scheduler.recovery.records import IncidentKind, IncidentOutcome
+from deeplink.scheduler.watch.notify.channels import Channel, ChannelRate, Email, Program, Webhook, load_channels
 from tests.scheduler.watch.notify.things import dead, recovered
 
 EVERYTHING = """

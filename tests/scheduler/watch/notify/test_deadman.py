@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from deeplink.clock import ManualClock
-from deeplink.metrics import WatchMetrics
-from deeplink.scheduler.watch.journal import Journal, JournalError
-from deeplink.scheduler.watch.notify.deadman import BEAT_S, CALL_S, DeadmanSwitch
-from deeplink.scheduler.watch.notify.delivery import NotSentError
-from deeplink.scheduler.watch.notify.message import Notification
+from deeplink.core.clock import ManualClock
+from deeplink.core.metrics import WatchMetrics
+from deeplink.scheduler.journal.journal import Journal, JournalError
+from deeplink.scheduler.watch.notify.delivery import Notification, NotSentError
+from deeplink.scheduler.watch.notify.notifier import BEAT_S, CALL_S, DeadmanSwitch
 
 
 class Watchdog:

@@ -15,9 +15,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.scheduler.watch.notify.channels import Channel, Email, Program, Webhook
-from deeplink.scheduler.watch.notify.delivery import NotSentError, cut_off
-from deeplink.scheduler.watch.notify.delivery_queue import sender
-from deeplink.scheduler.watch.notify.message import Notification, message
+from deeplink.scheduler.watch.notify.delivery import Notification, NotSentError, cut_off, message, sender
 from tests.scheduler.watch.notify.servers import SLOW_S, Heard, Post, certificate, mail_server, web
 from tests.scheduler.watch.notify.things import news
 from tests.waiting import LIMIT_S

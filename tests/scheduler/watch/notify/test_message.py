@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from deeplink.scheduler.watch.notify.message import message, trial
-from deeplink.scheduler.watch.notify.news import IncidentNews
+from deeplink.scheduler.journal.incident_json import IncidentNews
+from deeplink.scheduler.watch.notify.delivery import message, trial
 from tests.hostile import WORDS
 from tests.scheduler.watch.notify.things import dead, news, recovered
 

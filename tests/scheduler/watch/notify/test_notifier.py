@@ -11,17 +11,15 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from deeplink.clock import ManualClock, SystemClock
-from deeplink.metrics import WatchMetrics
-from deeplink.scheduler.watch.journal import Journal, JournalError
-from deeplink.scheduler.watch.notify.channels import Channel, Program, Webhook
-from deeplink.scheduler.watch.notify.delivery import NotSentError
-from deeplink.scheduler.watch.notify.message import Notification
-from deeplink.scheduler.watch.notify.news import NewsFilter
+from deeplink.core.clock import ManualClock, SystemClock
+from deeplink.core.metrics import WatchMetrics
+from deeplink.core.types import Attempt
+from deeplink.scheduler.journal.incident_json import NewsFilter
+from deeplink.scheduler.journal.journal import Journal, JournalError
+from deeplink.scheduler.recovery.records import Beat, IncidentOutcome, Phase, ProgressPoint
+from deeplink.scheduler.watch.notify.channels import Channel, ChannelRate, Program, Webhook
+from deeplink.scheduler.watch.notify.delivery import Notification, NotSentError
 from deeplink.scheduler.watch.notify.notifier import GIVE_UP_S, LONGEST_PAUSE_S, LOOK_S, Teller, notifying
-from deeplink.scheduler.watch.notify.pacing import ChannelRate
-from deeplink.scheduler.watch.records import Beat, IncidentOutcome, Phase, ProgressPoint
-from deeplink.types import Attempt
 from tests.scheduler.watch.notify.servers import Heard, web
 from tests.scheduler.watch.notify.things import dead, recovered
 from tests.waiting import until

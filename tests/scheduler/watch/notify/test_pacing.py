@@ -7,10 +7,10 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.watch.notify.news import IncidentNews
-from deeplink.scheduler.watch.notify.pacing import ChannelRate, Pacer
-from deeplink.scheduler.watch.records import IncidentOutcome
-from deeplink.types import NodeName
+from deeplink.core.types import NodeName
+from deeplink.scheduler.journal.incident_json import IncidentNews
+from deeplink.scheduler.recovery.records import IncidentOutcome
+from deeplink.scheduler.watch.notify.channels import ChannelRate, Pacer
 from tests.scheduler.watch.notify.things import dead, news
 
 PACE = ChannelRate(burst=3, every_s=60.0, flaps=2, window_s=600.0)

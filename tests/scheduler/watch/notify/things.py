@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from deeplink.scheduler.watch.notify.news import IncidentNews
-from deeplink.scheduler.watch.records import Incident, IncidentKind, IncidentOutcome
-from deeplink.types import Attempt, NodeName
+from deeplink.core.types import Attempt, NodeName
+from deeplink.scheduler.journal.incident_json import IncidentNews
+from deeplink.scheduler.recovery.records import Incident, IncidentKind, IncidentOutcome
 
 DEAD = Incident(
     id="17.0.0-node-dead-n1",

@@ -1,0 +1,4 @@
+"""Bytes on disk: blocks, shards, the index and its parts.
+
+Other packages import: `block`, `index`, `index_format`, `names`, `shard`.
+"""

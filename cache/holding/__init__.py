@@ -1,1 +1,0 @@
-"""Which shards a node holds: bringing, keeping, healing, evicting and counting them."""

@@ -1,1 +1,0 @@
-"""The file of an index, taken apart: how it is written, read without trust, searched and mended."""

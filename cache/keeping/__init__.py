@@ -1,1 +1,0 @@
-"""What is noted in a store beside its shards: marks, pins of running jobs, whether it was wiped."""

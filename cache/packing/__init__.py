@@ -1,1 +1,0 @@
-"""What `deeplink.cache.packer` works with: plans, shards being built, members that pack, versions that follow."""

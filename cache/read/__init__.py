@@ -1,0 +1,4 @@
+"""Samples on this node: open shard files, copies and views of them.
+
+Other packages import: `batch`, `local`, `mapped`.
+"""

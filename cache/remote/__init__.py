@@ -1,1 +1,0 @@
-"""Samples on other nodes: batches asked of members, the wire they travel on, and members that fail."""

@@ -1,0 +1,248 @@
+"""The Cache service of a node agent: serves the shards of this node's store, and takes shards in.
+
+Whatever a request holds is answered per item or refused as a whole; nothing in it becomes a path unchecked.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from deeplink.cache.errors import FrameError, ShardCorruptError, ShardIdError, StoreError, StoreFullError
+from deeplink.cache.format import block
+from deeplink.cache.serve.served import Answering, ServedShards
+from deeplink.cache.store import described
+from deeplink.cache.transfer import frames
+from deeplink.cache.transfer.client import CHUNK_BYTES
+from deeplink.cache.transfer.transport import DATA_PORT_HEADER, PROTOCOL, PROTOCOL_HEADER, READ_METHOD, SERVICE
+from deeplink.core import metrics
+from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.types import ShardId
+from deeplink.rpc.channel import connections_allowed
+from deeplink.rpc.forksafe import CallRefusedError, Status
+from deeplink.rpc.forksafe.serving import PlainServer, ServerLimits
+from deeplink.rpc.listeners import data_listener
+from deeplink.v1 import cache_pb2
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator, Mapping
+
+    from deeplink.cache.serve.served import Body
+    from deeplink.cache.store.store import Store
+    from deeplink.core.types import NodeName
+    from deeplink.rpc.forksafe.scattered import Scattered
+
+log = logging.getLogger(__name__)
+
+MOST_READS = 80
+"""Read calls at once. The agent has more threads: heartbeats and reports are answered whatever is read."""
+_METHODS: Any = cache_pb2.DESCRIPTOR.services_by_name["Cache"].methods_by_name
+
+_PUT_STATUS = {
+    ShardIdError: grpc.StatusCode.INVALID_ARGUMENT,
+    ShardCorruptError: grpc.StatusCode.DATA_LOSS,
+    StoreFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    StoreError: grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+
+def register(server: grpc.Server, calls: Mapping[str, Callable[..., Any]]) -> list[str]:
+    """Add calls, by name, of the Cache service to a server; return its full name, as `bound_server` wants it."""
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for name, call in calls.items():
+        method = _METHODS[name]
+        sides = ("stream" if side else "unary" for side in (method.client_streaming, method.server_streaming))
+        make = getattr(grpc, f"{'_'.join(sides)}_rpc_method_handler")
+        taken, given = (getattr(cache_pb2, kind.name) for kind in (method.input_type, method.output_type))
+        # The messages of Read are bytes on this side too.
+        handlers[name] = make(call) if name == "Read" else make(call, taken.FromString, given.SerializeToString)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    return [SERVICE]
+
+
+@contextmanager
+def _sending(shard: str, context: grpc.ServicerContext) -> Iterator[None]:
+    """End a call with the status that says why a shard cannot be sent."""
+    try:
+        yield
+    except ShardIdError as problem:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
+    except FileNotFoundError:
+        context.abort(grpc.StatusCode.NOT_FOUND, f"shard {shard} is not held here")
+    except OSError as problem:
+        context.abort(grpc.StatusCode.DATA_LOSS, f"shard {shard}: {problem.strerror or problem}")
+    except ShardCorruptError as problem:
+        context.abort(grpc.StatusCode.DATA_LOSS, str(problem))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sent:
+    """A reply whose body is sent where it lies."""
+
+    parts: list[bytes | memoryview | Scattered]
+    size: int
+    answering: Answering
+
+    def unreadable(self) -> str:
+        """Find what the kernel could not read, put it aside, and say so."""
+        return self.answering.unreadable()
+
+
+class CacheServicer:
+    """Serves `store` as member `node`. Register its `calls`; safe to use from the server's threads."""
+
+    def __init__(self, store: Store, node: NodeName, clock: Clock | None = None) -> None:
+        self._store, self._node = store, node
+        self._lock = threading.Lock()
+        self._shards = ServedShards(store, clock or SystemClock())
+        self._reading = threading.BoundedSemaphore(MOST_READS)
+        self._samples = self._bytes = 0
+        self.data_port = 0  # where `read_message` is served besides; 0: nowhere
+        self.stat_more: Callable[[cache_pb2.StatReply], None] = lambda _reply: None
+        self.calls: dict[str, Callable[..., Any]] = {
+            "Stat": self.stat,
+            "Read": self.read,
+            "Put": self.put,
+            "Get": self.get,
+            "Describe": self.describe,
+        }
+
+    def totals(self) -> tuple[int, int]:
+        """Return how many samples and bytes were sent to other nodes so far."""
+        with self._lock:
+            return self._samples, self._bytes
+
+    def stat(self, _request: cache_pb2.StatRequest, _context: grpc.ServicerContext) -> cache_pb2.StatReply:
+        """Say what the store holds."""
+        reply = cache_pb2.StatReply(
+            node=self._node, free_bytes=self._store.free_bytes(), data_port=self.data_port, protocol=PROTOCOL
+        )
+        for shard in self._store.ids():
+            try:
+                size = self._store.path(shard).stat().st_size
+            except FileNotFoundError:  # removed since
+                continue
+            reply.shards.add(id=shard, bytes=size, verified=self._store.is_verified(shard))
+        self.stat_more(reply)
+        return reply
+
+    def read(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Answer batches of extents, in order."""
+        if self.data_port:
+            context.set_trailing_metadata(
+                ((DATA_PORT_HEADER, str(self.data_port)), (PROTOCOL_HEADER, str(PROTOCOL)))
+            )
+        if not self._reading.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MOST_READS} calls read at this moment")
+        try:
+            for message in requests:
+                try:
+                    request = self._taken(message)
+                except FrameError as problem:
+                    context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
+                with metrics.CACHE_READ_SECONDS.time():
+                    for body in Answering(self._shards, request, copied=True).bodies():
+                        self._count(body)
+                        yield frames.encode_reply(request.id, body.head, body.copies)
+        except CallRefusedError as problem:  # not enough descriptors: as on the data port, it is busy
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, problem.why)
+        finally:
+            self._reading.release()
+
+    def read_message(self, message: bytes) -> Iterator[_Sent]:
+        """Answer a batch of extents with replies that are sent where they lie, for a `PlainServer`."""
+        try:
+            request = self._taken(message)
+        except FrameError as problem:
+            raise CallRefusedError(Status.INVALID, str(problem)) from problem
+        with metrics.CACHE_READ_SECONDS.time():
+            answering = Answering(self._shards, request, copied=False)
+            for body in answering.bodies():
+                self._count(body)
+                start = frames.reply_start(request.id, body.head, body.size)
+                places = [] if body.places is None else [body.places]
+                yield _Sent([start, *body.copies, *places], len(start) + body.size, answering)
+
+    def _taken(self, message: bytes) -> frames.ExtentsRequest:
+        request = frames.decode_request(message)
+        for shard in request.doubted:
+            self._doubt(shard)
+        return request
+
+    def _doubt(self, shard: ShardId) -> None:
+        """Have a shard verified again by the agent's upkeep; until then it is served as it is."""
+        try:
+            # Another file may have taken its place a moment ago: that one is what the reader asks for next.
+            self._shards.close(shard)
+            if self._store.doubt(shard):
+                log.warning("shard %s: a reader was sent wrong bytes of it; it will be verified again", shard)
+        except (ShardIdError, OSError) as problem:
+            log.warning("shard %s cannot be marked as unverified: %s", shard[:80], problem)
+
+    def _count(self, body: Body) -> None:
+        with self._lock:
+            self._samples += body.samples
+            self._bytes += body.size
+        metrics.CACHE_SERVED_SAMPLES.inc(body.samples)
+        metrics.CACHE_SERVED_BYTES.inc(body.size)
+        if body.samples < len(body.head):
+            metrics.CACHE_REFUSED_SAMPLES.inc(len(body.head) - body.samples)
+
+    def put(self, requests: Iterator[cache_pb2.PutRequest], context: grpc.ServicerContext) -> cache_pb2.PutReply:
+        """Take a shard in; it is published once all of it was verified."""
+        first = next(requests, None)
+        if first is None:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no message came")
+        try:
+            shard = block.checked_shard_id(first.id)
+            stored = self._store.add(shard, (request.chunk for request in requests), first.total_bytes)
+        except (ShardIdError, ShardCorruptError, StoreFullError, StoreError) as problem:
+            context.abort(_PUT_STATUS[type(problem)], str(problem))
+        return cache_pb2.PutReply(stored=stored)
+
+    def get(self, request: cache_pb2.GetRequest, context: grpc.ServicerContext) -> Iterator[cache_pb2.GetReply]:
+        """Send a whole shard."""
+        with _sending(request.id, context), self._store.path(ShardId(request.id)).open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield cache_pb2.GetReply(chunk=chunk)
+
+    def describe(
+        self, request: cache_pb2.DescribeRequest, context: grpc.ServicerContext
+    ) -> Iterator[cache_pb2.DescribeReply]:
+        """Send what a shard says of itself."""
+        with _sending(request.id, context):
+            yield from described.replies(self._store.path(ShardId(request.id)), ShardId(request.id))
+
+
+def data_server(
+    servicer: CacheServicer,
+    bind: str | socket.socket,
+    token: str | Callable[[str], bool],
+    clock: Clock,
+    limits: ServerLimits | None = None,
+) -> PlainServer:
+    """Return a server of `servicer`'s Read on an agent's second port (docs/decisions/0007-data-server.md).
+
+    `bind`: see `data_listener`. `start` and `stop` it.
+    """
+    server = PlainServer(
+        data_listener(bind) if isinstance(bind, str) else bind,
+        token,
+        {READ_METHOD: servicer.read_message},
+        clock,
+        limits=limits or own_limits(),
+        on_refused=metrics.CACHE_REFUSED_CALLS.inc,
+    )
+    servicer.data_port = server.port
+    return server
+
+
+def own_limits() -> ServerLimits:
+    """Return an agent's bounds: connections take a quarter of its descriptors, open shards half."""
+    return ServerLimits(answers=MOST_READS, connections=connections_allowed(ServerLimits().connections))

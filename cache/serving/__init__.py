@@ -1,1 +1,0 @@
-"""The agent's side of a read: open shards, and the port that sends them."""

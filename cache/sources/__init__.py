@@ -1,1 +1,0 @@
-"""Where small files come from: folders, fsspec URLs, packed homes, and how much may be asked of them."""

@@ -1,0 +1,133 @@
+"""Publishing files and folders whole or not at all: write, fsync, rename, fsync the parent folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deeplink.core.errors import DeepLinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+DRAFT_PREFIX = ".draft-"
+"""Names that begin so are unfinished: readers skip them, and the owner of the folder may remove them."""
+
+
+def fsync_path(path: Path) -> None:
+    """Return once what `path` (a file or a folder) holds is on stable storage."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _draft_of(final: Path) -> Path:
+    # A random part, not a process id: on a shared file system two hosts may have the same process id.
+    return final.with_name(f"{DRAFT_PREFIX}{final.name}-{os.urandom(6).hex()}")
+
+
+@contextmanager
+def published_file(final: Path, *, mode: int | None = None, durable: bool = True) -> Iterator[Path]:
+    """Give a path to write to; on success it becomes `final` (replacing it), on failure nothing is left."""
+    draft = _draft_of(final)
+    try:
+        yield draft
+        if mode is not None:
+            draft.chmod(mode)
+        if durable:
+            fsync_path(draft)
+        draft.replace(final)
+        if durable:
+            fsync_path(final.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def published_folder(final: Path, *, check: Callable[[], None] | None = None) -> Iterator[Path]:
+    """Give an empty folder to fill; on success it becomes `final`, on failure nothing is left.
+
+    Every file and folder below is synced before the rename. `final` must not exist, or be an empty folder. `check`
+    is called when all is synced, immediately before the rename; if it raises, nothing is published.
+    """
+    draft = _draft_of(final)
+    draft.mkdir()
+    try:
+        yield draft
+        publish_draft(draft, final, check=check)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def publish_draft(draft: Path, final: Path, *, check: Callable[[], None] | None = None) -> None:
+    """Publish a folder as `final`: sync all of it, call `check`, rename (see `published_folder`)."""
+    for folder, _, files in os.walk(draft, topdown=False):
+        for name in files:
+            fsync_path(Path(folder, name))
+        fsync_path(Path(folder))
+    if check is not None:
+        check()
+    draft.rename(final)
+    fsync_path(final.parent)
+
+
+def write_text(final: Path, text: str, *, mode: int | None = None, durable: bool = True) -> None:
+    """Publish a small text file (see `published_file`)."""
+    with published_file(final, mode=mode, durable=durable) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def write_unsynced(final: Path, data: bytes | memoryview) -> None:
+    """Write a file that appears whole or not at all, and may be lost with the machine; makes its folder."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    draft = _draft_of(final)
+    try:
+        draft.write_bytes(data)
+        draft.replace(final)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+STANDARD_OUTPUT = 1
+
+
+class FileTroubleError(DeepLinkError):
+    """A file cannot be read, or not be written; then what was there before still is."""
+
+    def __init__(self, doing: str, path: Path, problem: OSError) -> None:
+        super().__init__(
+            f"cannot {doing} {path}: {problem.strerror or problem}",
+            remedy=f"Name a place that you may {doing}, on storage that answers.",
+        )
+        self.doing, self.path, self.problem = doing, path, problem
+
+
+def standard_output_file() -> str:
+    """Return the file that standard output goes to; empty where it is a terminal, a pipe or nothing.
+
+    For a batch script's launcher that is the job's output file.
+    """
+    try:
+        target = Path(f"/proc/self/fd/{STANDARD_OUTPUT}").readlink()
+        return str(target) if stat.S_ISREG(os.fstat(STANDARD_OUTPUT).st_mode) and target.exists() else ""
+    except OSError:
+        return ""
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # a pipe, or /dev/null: nothing to put in its place
+            return
+        # What a link leads to is replaced, not the link; and who could read the file still can.
+        final = path.resolve()
+        write_text(final, text, mode=stat.S_IMODE(final.stat().st_mode) if final.exists() else None)
+    except OSError as problem:
+        raise FileTroubleError("write", path, problem) from problem

@@ -1,0 +1,325 @@
+"""`deeplink.Dataset`: a packed dataset as PyTorch's DataLoader wants it."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+from torch.utils import data as torch_data
+from typing_extensions import override
+
+from deeplink.cache.format.index import Labels
+from deeplink.cache.membership import configured_members
+from deeplink.cache.reader import Reader
+from deeplink.core.config import load_config
+from deeplink.data.digest import receipt
+from deeplink.data.errors import DatasetError
+from deeplink.data.order import Blocks, Residency
+from deeplink.data.shared_batches import PackedBatch, Packing, ring_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from deeplink.cache.reader import ReadStats
+    from deeplink.core.config import Config
+    from deeplink.core.types import SampleKey, Version
+    from deeplink.data.shared_batches import Ring
+
+
+class MapDatasetBase(torch_data.Dataset[Any]):
+    """Items of a packed dataset's version, which is pinned when this is made.
+
+    Args:
+        name: what `deeplink pack` was given.
+        root: folder in the dataset to take the samples from.
+        version: the newest when None.
+        config: where catalog, store and members are; what the environment and the files say when None.
+
+    Attributes:
+        name, root, version: as above; the version is the one that was found.
+
+    Raises:
+        DatasetMissingError: there is no such dataset, or not this version of it.
+        ConfigError: the configuration cannot be used.
+    """
+
+    def __init__(self, name: str, root: str, version: Version | None, config: Config | None) -> None:
+        self._config = config or load_config()
+        self._reader = Reader.open(name, version=version, config=self._config)
+        self.name, self.root, self.version = name, root.strip("/"), self._reader.version
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    @override
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        """Return one item.
+
+        Raises:
+            IndexError: there is no such item.
+            DatasetError: it is to have a label, and has none.
+            SampleUnavailableError: its bytes cannot be had anywhere.
+        """
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> Any:
+        """Return items in the order of `indices`; their bytes are read at once. Raises as `__getitem__`."""
+        raise NotImplementedError
+
+    def _position(self, index: SupportsIndex) -> int:
+        position = operator.index(index)
+        if position < 0:
+            position += len(self)
+        if not 0 <= position < len(self):
+            raise IndexError(f"item {index} of {len(self)}")
+        return position
+
+    def key(self, index: SupportsIndex) -> str:
+        """Return an item's path in the dataset.
+
+        Raises:
+            IndexError: there is no such item.
+        """
+        raise NotImplementedError
+
+    def _made(self, position: int, transform: Callable[[Any], Any] | None, item: Any) -> Any:
+        """Return what a transform makes of a part of the item at `position`; what it raises names the item."""
+        if transform is None:
+            return item
+        try:
+            return transform(item)
+        except Exception as problem:
+            problem.add_note(f"It was given item {position}, {self.key(position)!r}, of dataset {self.name!r}.")
+            raise
+
+    def stats(self) -> ReadStats:
+        """Return how this process's reads were served so far: from here, from other nodes, from the source."""
+        return self._reader.stats()
+
+    def close(self) -> None:
+        """Let go of files and connections; a later read opens them again."""
+        self._reader.close()
+
+
+class Dataset(MapDatasetBase):
+    """The samples of a packed dataset, labelled by their folder as torchvision's ImageFolder does.
+
+    Item `i` is `(sample, label)`. What else is asked for changes that: `labels=False` leaves the label out,
+    `receipts=True` appends a receipt, which `deeplink.data.DeliveryDigest` takes: an int, of which
+    `torch.utils.data.default_collate` makes an int64 tensor.
+
+    The version is pinned when the Dataset is made: it stays the same whatever is packed meanwhile, in workers too.
+    Safe under DataLoader workers however they are started, and to pickle. Batches are read at once.
+
+    Args:
+        name: what `deeplink pack` was given.
+        transform: gets a sample's `bytes`, whole as they were in the file; its result is the sample. Without it
+            the sample is the bytes. Under spawned workers it must be picklable: a module's function, an object.
+        root: folder in the dataset to take the samples from, such as "train".
+        version: the newest when None.
+        target_transform: gets the label, an int; its result is the label.
+        labels: False for datasets without class folders, or where labels are not wanted.
+        receipts: append a receipt of the delivered bytes to each item.
+        packed: give batches as a `PackedBatch`, one tensor, instead of lists of items; for DataLoaders that
+            `deeplink.data.shared_batches.loader` makes, or that have
+            `collate_fn=deeplink.data.shared_batches.collate`. Item `i` is a batch of one.
+        config: where catalog, store and members are; what the environment and the files say when None.
+
+    Attributes:
+        name, root, version: as above; the version is the one that was found.
+        classes: names of the folders directly below root, sorted; empty with `labels=False`.
+        class_to_idx: class name to label.
+        targets: label of each sample, int64, shape (len,); -1 where there is none; empty with `labels=False`. Made
+            when it is first asked for: reading items does without.
+
+    Raises:
+        DatasetMissingError: there is no such dataset, or not this version of it.
+        DatasetError: there are no samples below root.
+        ConfigError: the configuration cannot be used.
+        ValueError: transforms together with packed: what they would do is done to a whole batch after it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        transform: Callable[[bytes], Any] | None = None,
+        *,
+        root: str = "",
+        version: Version | None = None,
+        target_transform: Callable[[int], Any] | None = None,
+        labels: bool = True,
+        receipts: bool = False,
+        packed: bool = False,
+        config: Config | None = None,
+    ) -> None:
+        if packed and (transform or target_transform):
+            raise ValueError("packed=True gives batches as they are: transform them in a collate_fn, or after")
+        super().__init__(name, root, version, config)
+        self.transform, self.target_transform = transform, target_transform
+        self.labels, self.receipts, self.packed = labels, receipts, packed
+        self._ring: Ring | None = None
+        self._outgrown: list[Ring | None] = []  # loaders made before still use them
+        index = self._reader.index
+        self._range = index.rows_below(self.root)
+        if not self._range:
+            folders = (index.classes() if len(index) else [])[:10]
+            raise DatasetError(
+                f"dataset {name!r} (version {self.version}) has no samples below {root!r}",
+                remedy=f"Folders at its top: {', '.join(map(repr, folders)) or 'none'}.",
+            )
+        self._labels = index.classed(self.root) if labels else Labels([], [], [], 0)
+        self.classes = self._labels.classes
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+
+    @functools.cached_property
+    def targets(self) -> np.ndarray:  # noqa: D102 - among the class's attributes
+        return self._labels.every()
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in vars(self).items() if name not in {"targets", "blocks"}}
+        return kept | {"_outgrown": []}
+
+    @override
+    def __len__(self) -> int:
+        return len(self._range)
+
+    @override
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        return self.__getitems__([index]) if self.packed else super().__getitem__(index)
+
+    @override
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> Any:
+        if self.packed:
+            return self._batch(indices)
+        positions = [self._position(index) for index in indices]
+        start = self._range.start
+        views = self._reader.read([start + position for position in positions])
+        return [self._item(position, bytes(view)) for position, view in zip(positions, views, strict=True)]
+
+    def _batch(self, indices: Sequence[SupportsIndex]) -> PackedBatch:
+        positions = np.array(indices, np.int64)
+        if len(positions) and not -len(self) <= positions.min() <= positions.max() < len(self):
+            raise IndexError(f"items {positions.min()} to {positions.max()} of {len(self)}")
+        positions[positions < 0] += len(self)
+        labels = self._labels_of(positions) if self.labels else None
+        packing = Packing(positions + self._range.start, labels, self._ring, receipts=self.receipts)
+        return packing.batch(self._reader.batch(packing.rows, packing.room))
+
+    def _labels_of(self, positions: np.ndarray) -> np.ndarray:
+        starts, labels = self._runs
+        found: np.ndarray = labels[np.searchsorted(starts, positions, side="right") - 1]
+        if len(found) and found.min() < 0:
+            raise self._no_class(int(positions[found < 0][0]))
+        return found
+
+    @functools.cached_property
+    def _runs(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.array(self._labels.starts, np.int64), np.array(self._labels.labels, np.int64)
+
+    def share(self, *, workers: int, batch_size: int, slots: int = 4) -> None:
+        """Have DataLoader workers that are started from now on write batches into memory that this process reads.
+
+        Without it packed batches go through workers as torch sends tensors, several times slower; so does a batch
+        that finds no room. Calling it again with no more than before costs nothing.
+
+        Args:
+            workers: how many there are.
+            batch_size: samples of a batch.
+            slots: batches of one worker that may be on their way or in the trainer's hands at once.
+
+        Raises:
+            BatchError: workers * slots batches are more than half of the memory available.
+        """
+        ring = ring_for(self._ring, self.lengths, (workers, slots, batch_size))
+        if ring is not self._ring:
+            self._outgrown.append(self._ring)
+            self._ring = ring
+
+    @functools.cached_property
+    def blocks(self) -> Blocks:
+        """Which samples lie in one block of about 1 MiB, for `Order.BLOCKS`; made when it is first asked for."""
+        return Blocks.of(self.shard, self._reader.index.column("block", self._range))
+
+    @property
+    def shard(self) -> np.ndarray:
+        """Shard number of each item, uint32, shape (len,)."""
+        return self._reader.index.column("shard", self._range)
+
+    @property
+    def shards(self) -> list[str]:
+        """Name of each shard by number."""
+        return [entry.id for entry in self._reader.index.shards]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Bytes of each item, uint64, shape (len,)."""
+        return self._reader.index.column("lengths", self._range)
+
+    def _item(self, position: int, data: bytes) -> Any:
+        parts = [self._made(position, self.transform, data)]
+        if self.labels:
+            parts.append(self._label(position))
+        if self.receipts:
+            parts.append(receipt(self._range.start + position, data))
+        return tuple(parts) if len(parts) > 1 else parts[0]
+
+    def _label(self, position: int) -> Any:
+        label = self._labels[position]
+        if label < 0:
+            raise self._no_class(position)
+        return self._made(position, self.target_transform, label)
+
+    def _no_class(self, position: int) -> DatasetError:
+        return DatasetError(
+            f"dataset {self.name!r}: {self.key(position)!r} lies in no class folder below {self.root!r}, "
+            "so it has no label",
+            remedy="Give Dataset(..., labels=False) for samples alone, or pack a tree of class/file.",
+        )
+
+    @override
+    def key(self, index: SupportsIndex) -> SampleKey:
+        return self._reader.index.key(self._range.start + self._position(index))
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Row number in the index of each item, int64, shape (len,)."""
+        return np.arange(self._range.start, self._range.stop, dtype=np.int64)
+
+    @property
+    def checksums(self) -> np.ndarray:
+        """xxh3-64 of each item's bytes as packed, uint64, shape (len,)."""
+        return self._reader.index.column("checksums", self._range)
+
+    def residency(self, nodes: Sequence[str]) -> Residency:
+        """Return which samples belong on which rank's node, for `ResumableSampler(residency=...)`.
+
+        It follows from the configured members alone, so all ranks agree on it without asking one another. For what
+        nodes hold besides there is `Residency.of`.
+
+        Args:
+            nodes: node of each rank, by the names that the members have.
+
+        Raises:
+            ConfigError: the list of members cannot be read.
+        """
+        members, replicas = configured_members(self._config), self._config.replicas
+        return Residency.owned(self.shards, self.shard, nodes=nodes, members=members, replicas=replicas)
+
+    def will_need(self, indices: np.ndarray) -> None:
+        """Ask this node's disk for items (int64) that will be read later; does not wait for it."""
+        self._reader.will_need(indices + self._range.start)
+
+    def announce(self, shards: Sequence[int], needed: int) -> None:
+        """Say in which order shards are used from now on, for this process and for DataLoader workers of it.
+
+        A ResumableSampler does it by itself. Without it all shards of the version stay on this node while they are
+        read.
+
+        Args:
+            shards: numbers of shards, the next one first; each once.
+            needed: how many of them, from the first, the running epoch still uses.
+        """
+        self._reader.announce(shards, needed)

@@ -1,0 +1,298 @@
+"""`deeplink.GroupedDataset`: packed files that belong together as one sample, WebDataset's way."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+from typing_extensions import override
+
+from deeplink.data.dataset import MapDatasetBase
+from deeplink.data.errors import DatasetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from deeplink.cache.format.index import Index
+    from deeplink.core.config import Config
+    from deeplink.core.types import Version
+
+_DOT, _SLASH = ord("."), ord("/")
+_AT_ONCE = 1 << 16
+"""Rows looked at together: some ten MiB of temporary arrays."""
+_CASE = ord("a") - ord("A")
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grouping:
+    """Which files of an index are one sample together."""
+
+    rows: np.ndarray  # int64, shape (files,): the rows that have an extension
+    stems: np.ndarray  # int64, the same shape: bytes of each row's path before the dot
+    groups: np.ndarray  # int64, the same shape: the group of each, numbered in the order of their first rows
+    count: int  # how many groups there are
+
+
+def grouped(index: Index, rows: range) -> Grouping:
+    """Return how the files in a run of an index's rows go together."""
+    parts = list(_parts(index, rows))
+    if not parts:
+        empty = np.empty(0, np.int64)
+        return Grouping(empty, empty, empty, 0)
+    found = np.concatenate([part.rows for part in parts])
+    stems = np.concatenate([part.stems for part in parts])
+    begins = np.concatenate([part.begins for part in parts])
+    numbers = np.cumsum(begins) - 1
+    if any(part.has_dotted_folders for part in parts):
+        numbers = _joined(index, found, stems, begins, numbers)
+    return Grouping(found, stems, numbers, int(numbers.max()) + 1 if len(numbers) else 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    rows: np.ndarray
+    stems: np.ndarray
+    begins: np.ndarray
+    """Whether a row begins a group: its key is not that of the row before it."""
+    has_dotted_folders: bool
+
+
+def _parts(index: Index, rows: range) -> Iterator[_Part]:
+    last = b""
+    for start in range(rows.start, rows.stop, _AT_ONCE):
+        run = range(start, min(start + _AT_ONCE, rows.stop))
+        text, bounds = index.key_text(run)
+        names, dots, dotted = _split(text, bounds)
+        has_one = dots > names
+        places = np.flatnonzero(has_one)
+        starts, stems = bounds[:-1][places], (dots - bounds[:-1])[places]
+        begins = np.ones(len(places), bool)
+        begins[1:] = ~_equal(text, starts[:-1], starts[1:], stems[:-1], stems[1:])
+        if len(places):
+            first = bytes(text[starts[0] : starts[0] + stems[0]])
+            begins[0] = first != last
+            last = bytes(text[starts[-1] : starts[-1] + stems[-1]])
+        yield _Part(places + start, stems, begins, dotted)
+
+
+def _split(text: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Return where keys' own names begin, where their first dots are (0: none), and whether a folder has one."""
+    starts, stops = bounds[:-1], bounds[1:]
+    slashes, dots = np.flatnonzero(text == _SLASH), np.flatnonzero(text == _DOT)
+    # The last slash before the key's end, if it is the key's own.
+    before = np.append(-1, slashes)[np.searchsorted(slashes, stops)]
+    names = np.maximum(before + 1, starts)
+    behind = np.append(dots, len(text))[np.searchsorted(dots, names)]
+    in_folders = np.searchsorted(dots, names) > np.searchsorted(dots, starts)
+    return names, np.where(behind < stops, behind, 0), bool(in_folders.any())
+
+
+def _equal(
+    text: np.ndarray, starts: np.ndarray, others: np.ndarray, sizes: np.ndarray, other_sizes: np.ndarray
+) -> np.ndarray:
+    """Return, for each pair of pieces of `text`, whether they are the same bytes."""
+    same: np.ndarray = sizes == other_sizes
+    pairs = np.flatnonzero(same)
+    if not len(pairs):
+        return same
+    lengths = sizes[pairs]
+    ends = np.cumsum(lengths)
+    within = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
+    differs = text[np.repeat(starts[pairs], lengths) + within] != text[np.repeat(others[pairs], lengths) + within]
+    same[pairs] = np.add.reduceat(differs, ends - lengths) == 0
+    return same
+
+
+def _joined(
+    index: Index, rows: np.ndarray, stems: np.ndarray, begins: np.ndarray, numbers: np.ndarray
+) -> np.ndarray:
+    """Return the groups' numbers where a folder may lie between the files of one: `a.c`, `a.d/x`, `a.e`."""
+    number_of: dict[bytes, int] = {}
+    places = np.flatnonzero(begins).tolist()
+    known = [
+        number_of.setdefault(key_of(index, int(rows[place]), int(stems[place])).encode(), len(number_of))
+        for place in places
+    ]
+    found: np.ndarray = np.array(known, np.int64)[numbers]
+    return found
+
+
+def key_of(index: Index, row: int, stem: int) -> str:
+    """Return the key of the group that a row belongs to."""
+    return index.key(row).encode()[:stem].decode()
+
+
+def column(index: Index, grouping: Grouping, extensions: Sequence[str]) -> np.ndarray:
+    """Return the row of each group's file with an extension, int64, shape (count,); -1 where it has none."""
+    found = np.full(grouping.count, -1, np.int64)
+    for extension in extensions:
+        members = np.flatnonzero(_has(index, grouping, extension.encode()))
+        groups = grouping.groups[members]
+        order = np.argsort(groups, kind="stable")
+        twice = np.flatnonzero(groups[order][1:] == groups[order][:-1])
+        if len(twice):
+            first, second = (index.key(int(grouping.rows[members[order[twice[0] + i]]])) for i in range(2))
+            raise DatasetError(
+                f"{first!r} and {second!r} are both column {extension!r} of one sample",
+                remedy="Rename one of them and pack again.",
+            )
+        is_new = found[groups] < 0
+        found[groups[is_new]] = grouping.rows[members[is_new]]
+    return found
+
+
+def _has(index: Index, grouping: Grouping, extension: bytes) -> np.ndarray:
+    """Return whether each file has an extension, whatever the case of its letters."""
+    wanted = np.frombuffer(extension, np.uint8)
+    found = np.zeros(len(grouping.rows), bool)
+    for start in range(0, len(grouping.rows), _AT_ONCE):
+        rows, stems = grouping.rows[start : start + _AT_ONCE], grouping.stems[start : start + _AT_ONCE]
+        first, last = int(rows[0]), int(rows[-1])
+        text, bounds = index.key_text(range(first, last + 1))
+        begins = bounds[rows - first] + stems + 1
+        fits = np.flatnonzero(bounds[rows - first + 1] - begins == len(wanted))
+        letters = text[begins[fits][:, None] + np.arange(len(wanted))]
+        is_upper = (letters >= ord("A")) & (letters <= ord("Z"))
+        found[start + fits] = (letters + is_upper * np.uint8(_CASE) == wanted).all(axis=1)
+    return found
+
+
+class Missing(enum.Enum):
+    """What becomes of samples that lack a column."""
+
+    ERROR = "error"
+    """The dataset cannot be made."""
+    SKIP = "skip"
+    """They are left out."""
+    NONE = "none"
+    """The column is None."""
+
+
+class GroupedDataset(MapDatasetBase):
+    """Samples of several files: `a/7.jpg`, `a/7.json` and `a/7.seg.png` are columns of the sample `a/7`.
+
+    An item is a dict: `__key__`, and the bytes of each column by its name. The key is the path up to the first dot
+    of the file's own name, the extension all that is behind it, in lower case. Files with other extensions are
+    left alone. All files of a batch are read at once.
+
+    The version is pinned when the dataset is made. Works with `ResumableSampler`, under DataLoader workers however
+    they are started, and pickles.
+
+    Args:
+        name: what `deeplink pack` was given.
+        columns: extensions, such as `("jpg", "json")`; or names and extensions, such as `{"image": "jpg;png"}`. Of
+            several, separated by semicolons, the first that a sample has counts.
+        transform: gets the dict of bytes; its result is the item. Without it the dict is. Under spawned workers it
+            must be picklable.
+        root: folder in the dataset to take the samples from, such as "train".
+        missing: what becomes of samples that lack a column: "error", "skip", or "none".
+        version: the newest when None.
+        config: where catalog, store and members are; what the environment and the files say when None.
+
+    Attributes:
+        name, root, version: as above; the version is the one that was found.
+        columns: the names of the columns.
+
+    Raises:
+        DatasetMissingError: there is no such dataset, or not this version of it.
+        DatasetError: no sample has any of the columns, one lacks a column and `missing` is "error", or one has two
+            files for one extension.
+        ConfigError: the configuration cannot be used.
+        ValueError: no column is named, or `missing` is none of these.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        columns: Sequence[str] | Mapping[str, str],
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+        *,
+        root: str = "",
+        missing: Missing | str = Missing.ERROR,
+        version: Version | None = None,
+        config: Config | None = None,
+    ) -> None:
+        wanted = _wanted(columns)
+        self._missing = Missing(missing)
+        super().__init__(name, root, version, config)
+        self.transform, self.columns = transform, tuple(wanted)
+        self._rows, self._stems = self._table(list(wanted.values()))
+
+    def _table(self, extensions: Sequence[Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
+        """Return each sample's rows by column (-1: none), and the bytes of its key; int64."""
+        index = self._reader.index
+        grouping = grouped(index, index.rows_below(self.root))
+        table = np.stack([column(index, grouping, names) for names in extensions], axis=1)
+        stems = np.zeros(grouping.count, np.int64)
+        stems[grouping.groups] = grouping.stems
+        is_there = table >= 0
+        is_sample = is_there.all(axis=1) if self._missing is Missing.SKIP else is_there.any(axis=1)
+        if not is_sample.any():
+            columns = ", ".join(map(repr, self.columns))
+            raise DatasetError(
+                f"dataset {self.name!r}: below {self.root or '/'!r} no sample has {columns}",
+                remedy="A column is what follows the first dot of files' names; `deeplink ls` shows them.",
+            )
+        table, stems = table[is_sample], stems[is_sample]
+        if self._missing is Missing.ERROR:
+            self._refuse_missing(table, stems)
+        return table, stems
+
+    def _refuse_missing(self, table: np.ndarray, stems: np.ndarray) -> None:
+        for name, rows in zip(self.columns, table.T, strict=True):
+            lacking = np.flatnonzero(rows < 0)
+            if len(lacking):
+                some = lacking[:_NAMED].tolist()
+                keys = [key_of(self._reader.index, int(table[i].max()), int(stems[i])) for i in some]
+                there = ", ".join(map(repr, keys)) + (" ..." if len(lacking) > len(keys) else "")
+                raise DatasetError(
+                    f"dataset {self.name!r}: {len(lacking):,} samples have no file for column {name!r}: {there}",
+                    remedy='Give missing="skip" to leave them out, or missing="none" for None in its place.',
+                )
+
+    @override
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @override
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
+        positions = [self._position(index) for index in indices]
+        rows = self._rows[positions].reshape(-1)
+        views = iter(self._reader.read(rows[rows >= 0]))
+        items = []
+        for position in positions:
+            item: dict[str, Any] = {"__key__": self.key(position)}
+            for name, row in zip(self.columns, self._rows[position].tolist(), strict=True):
+                item[name] = bytes(next(views)) if row >= 0 else None
+            items.append(self._made(position, self.transform, item))
+        return items
+
+    @override
+    def key(self, index: SupportsIndex) -> str:
+        """Return an item's `__key__`, the path of its files up to their names' first dot."""
+        position = self._position(index)
+        return key_of(self._reader.index, int(self._rows[position].max()), int(self._stems[position]))
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Row in the index of each item's file in each column, -1 where it has none; int64, (len, columns)."""
+        return self._rows.copy()
+
+
+def _wanted(columns: Sequence[str] | Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the extensions of each column, in lower case.
+
+    >>> _wanted({"image": "JPG;png"}), _wanted(["seg.png"])
+    ({'image': ['jpg', 'png']}, {'seg.png': ['seg.png']})
+    """
+    if isinstance(columns, str):
+        raise TypeError(f"columns is a list of extensions, or a dict of names and extensions: [{columns!r}]")
+    named = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
+    found = {name: [part.strip().lower() for part in text.split(";")] for name, text in named.items()}
+    if not found or not all(all(parts) for parts in found.values()) or "__key__" in found:
+        raise ValueError(f"columns {columns!r}: name at least one extension, and none __key__")
+    return found

@@ -1,0 +1,4 @@
+"""Joins cache and scheduler: submitting near the data, packing onto nodes, inventory, calibration.
+
+Other packages import: `calibration`, `inventory`, `pack_target`, `submit`, `topology_reading`, `waiting_jobs`.
+"""

@@ -1,0 +1,293 @@
+"""`deeplink sbatch`: the hint at nodes, the submission itself, and its record."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from deeplink.core.clock import SystemClock
+from deeplink.core.config import load_config
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.publish import write_unsynced
+from deeplink.scheduler.placement.hint.decide import MachineSpeeds, Trial, trial_of, unasked
+from deeplink.scheduler.placement.hint.decision import Decision, HintKind, Recorded, Why, append, job_folder
+from deeplink.scheduler.placement.hint.making import HeldDecision, Means, Sources, make, options_of
+from deeplink.scheduler.placement.request import DataResidency
+from deeplink.scheduler.slurm import command
+from deeplink.scheduler.slurm.job_environment import end_as, run_passing_on, without_outer
+from deeplink.scheduler.slurm.nodeset import unfold
+from deeplink.scheduler.slurm.submission import Submitted, keep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from deeplink.core.config import Config
+    from deeplink.core.types import NodeName
+    from deeplink.scheduler.placement.hint.cluster_survey import Ties
+    from deeplink.scheduler.placement.hint.decide import Surroundings
+    from deeplink.scheduler.placement.hint.decision import Ask
+    from deeplink.scheduler.slurm.submission import Ours, SbatchLine, Submission
+
+AGREED_S = 60.0  # how long the watchdog's answer is kept
+TRIAL_S = 3.0  # how long Slurm may take to say what it would do; without an answer no nodes are hinted by name
+_MAY_IMPROVE = frozenset({Why.BUSY, Why.SCATTERED, Why.STARTS_LATER, Why.LATER_WITH_IT})
+"""With these reasons to hint nothing, a hint may be made once nodes come free, by the planner or the watchdog."""
+_JOB = re.compile(rb"^(?:Submitted batch job )?(\d{1,10})(?:;[^\n]*| on cluster [^\n]*)?\n", re.MULTILINE)
+_CLOCK = SystemClock()
+
+
+def agreed(config: Config) -> str:
+    """Return why nothing that outlives this session would look after nodes hinted by name; empty where it does.
+
+    What the watchdog said is kept for a minute: to ask it takes as long as a submission does.
+    """
+    if not config.watch:
+        return "no watchdog would take them off the job again (setting `watch`)"
+    path, now = config.state / "wishes" / "agreed.json", _CLOCK.unix()
+    host = socket.gethostname()  # hosts share the state, and each has a loopback of its own
+    try:
+        kept = json.loads(path.read_bytes())
+        if (kept["watch"], kept["host"]) == (config.watch, host) and 0.0 <= now - kept["unix"] < AGREED_S:
+            return str(kept["problem"])
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    from deeplink.scheduler.jobs.job_view import me
+    from deeplink.scheduler.liveness.watchdog_client import looks_after
+
+    problem = looks_after(config.watch, me())
+    problem = problem and f"the watchdog at {config.watch} does not take them off the job again: {problem}"
+    said = {"watch": config.watch, "host": host, "unix": now, "problem": problem}
+    with contextlib.suppress(OSError):
+        write_unsynced(path, json.dumps(said).encode())
+    return problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A submission, decided and not yet made."""
+
+    ask: Ask
+    made: HeldDecision
+    submission: Submission  # with the hint
+    config: Config
+    again: Submitted | None  # what is kept to submit the job again, under another id, where it may be
+
+    @property
+    def decision(self) -> Decision:
+        """What was decided."""
+        return self.made.decision
+
+    @property
+    def unasked_controller(self) -> bool:
+        """Whether it is not known yet that slurmctld answers."""
+        return bool(self.ask.no_wish) or self.made.unreachable
+
+
+def placed(
+    request: SbatchLine, ours: Ours, ask: Ask, bare: Submission, *, script: str, piped: bool, run: command.Runner
+) -> Placed:
+    """Decide which nodes to ask Slurm for, as a hint; `bare` is the command without it."""
+    config = load_config()
+    if ask.no_wish:
+        made = HeldDecision(unasked(Why.NOT_ASKED if ours.place is False else Why.NOT_UNDERSTOOD, ask.no_wish))
+    else:
+        trial = _trial(bare, script if piped else "")
+        made = make(ask, _means(ask, config, run, trial), dry=request.dry_run)
+    resubmit = config.resubmit if ours.resubmit is None else ours.resubmit
+    return Placed(
+        ask=ask,
+        made=made,
+        submission=bare.with_options(options_of(made.decision, ask.comment)),
+        config=config,
+        again=_again(request, bare, script) if resubmit else None,
+    )
+
+
+def _again(request: SbatchLine, bare: Submission, script: str) -> Submitted | None:
+    wrapped = request.says("wrap")
+    if not wrapped and not script:
+        click.echo("deeplink: it will not be submitted again: its script cannot be read", err=True)
+        return None
+    env = {**without_outer(os.environ), **bare.changes}
+    return Submitted(argv=bare.argv, script=None if wrapped else script, cwd=str(Path.cwd()), env=env)
+
+
+def submitted(found: Placed) -> int:
+    """Submit, keep the record as soon as the job has an id, and return sbatch's exit code."""
+    said = bytearray()
+    jobs: list[str] = []
+
+    def write(data: bytes) -> None:
+        try:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+        except OSError:
+            # The reader is gone; the job is submitted, and its record is to be kept all the same.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if jobs or len(said) > 1 << 16:
+            return
+        said.extend(data)
+        job = job_in(bytes(said))
+        if job:
+            jobs.append(job)
+            found.made.release()
+            _accepted(found, job)
+
+    env = {**without_outer(os.environ), **found.submission.changes}
+    try:
+        code = run_passing_on(found.submission.argv, env=env, write=write)
+    finally:
+        found.made.release()
+    sys.stdout.flush()
+    return end_as(code)
+
+
+def job_in(said: bytes) -> str:
+    r"""Return the id in what sbatch printed, as soon as it is whole; empty before.
+
+    >>> job_in(b"Submitted batch job 12\n"), job_in(b"12;east\n"), job_in(b"Submitted batch job 1")
+    ('12', '12', '')
+    """
+    found = _JOB.search(said)
+    return found[1].decode() if found else ""
+
+
+def _accepted(found: Placed, job: str) -> None:
+    # What the user can do something about: a limit that is in the way, data that is not known of.
+    if found.decision.why is Why.IMPOSSIBLE:
+        click.echo(f"deeplink: {found.decision.words}", err=True)
+    for note in found.decision.notes if found.ask.data else ():
+        click.echo(f"deeplink: {note}", err=True)
+    recorded = Recorded(
+        unix=_CLOCK.unix(), by="sbatch", ask=found.ask, decision=found.decision, done=found.submission.argv
+    )
+    try:
+        append(job_folder(found.config.state, job), recorded)
+        if found.again is not None:
+            keep(job_folder(found.config.state, job), found.again)
+    except OSError as problem:
+        where = problem.filename or found.config.state
+        words = f"job {job} is submitted; why it was placed so could not be noted: {where}: {problem.strerror}"
+        click.echo(f"deeplink: {words}", err=True)
+        return
+    may_improve = found.decision.why in _MAY_IMPROVE and bool(found.config.watch)
+    if found.decision.kind is not HintKind.NOTHING or may_improve:
+        from deeplink.scheduler.placement.hint.planner import ensure_planner
+
+        # The job is submitted; without a planner its hint stays as it is.
+        with contextlib.suppress(DeepLinkError, OSError):
+            ensure_planner(found.config.state)
+
+
+def _means(ask: Ask, config: Config, run: command.Runner, trial: Callable[[tuple[str, ...]], Trial]) -> Means:
+    residency, notes = residency_of(ask.data, config)
+    machines = machines_of(config) if ask.profile else MachineSpeeds()
+    if ask.profile and machines.constants is not None:
+        # It takes a tenth of a second: while Slurm's answer is awaited, and not when it is there.
+        import deeplink.scheduler.placement.predicted  # noqa: F401
+    return Means(
+        sources=sources_of(config, run),
+        trial=trial,
+        agreed=partial(agreed, config),
+        kept=partial(_kept, run),
+        residency=residency,
+        notes=notes,
+        machines=machines,
+    )
+
+
+def _kept(run: command.Runner, ask: Ask, around: Surroundings) -> frozenset[NodeName] | None:
+    from deeplink.scheduler.placement.hint.reconcile import SurveyedCluster, kept_before
+    from deeplink.scheduler.placement.hint.waiting import read_queue
+
+    cluster = SurveyedCluster(around.now, around.site, lambda _ask, weighed, _kept: weighed.decision)
+    queue = read_queue(partial(run, timeout_s=TRIAL_S))
+    return kept_before(ask, queue, cluster, ask.partition or around.now.default)
+
+
+def machines_of(config: Config) -> MachineSpeeds:
+    """Return how fast the site's machines are; for who looks after waiting jobs, too."""
+    if config.model is None:
+        return MachineSpeeds()
+    from deeplink.scheduler.placement.model.constants import constants_from
+
+    try:
+        return MachineSpeeds(constants_from(config.model.read_text(encoding="utf-8"), str(config.model)))
+    except (OSError, UnicodeDecodeError) as problem:
+        return MachineSpeeds(problem=f"{config.model}: {getattr(problem, 'strerror', None) or problem}")
+    except DeepLinkError as problem:
+        return MachineSpeeds(problem=str(problem))
+
+
+def sources_of(config: Config, run: command.Runner) -> Sources:
+    """Return where a survey of the cluster comes from; for who looks after waiting jobs, too."""
+    return Sources(
+        run=run,
+        clock=_CLOCK,
+        folder=config.state / "wishes",
+        cluster=os.environ.get("SLURM_CONF", ""),
+        topology=config.topology,
+        compiled=_compiled,
+        switches=_switches,
+    )
+
+
+def _trial(submission: Submission, stdin: str) -> Callable[[tuple[str, ...]], Trial]:
+    env = {**without_outer(os.environ), **submission.changes, "SLURM_TIME_FORMAT": "standard"}
+
+    def ask(options: tuple[str, ...]) -> Trial:
+        argv = submission.with_options(("--test-only", *options)).argv
+        done = command.finish(argv, timeout_s=TRIAL_S, stdin=stdin, env=env)
+        return trial_of(done.stderr, unfold)
+
+    return ask
+
+
+def residency_of(names: tuple[str, ...], config: Config) -> tuple[DataResidency, tuple[str, ...]]:
+    """Return where the job's data lies, all its datasets together, and which are not known."""
+    if not names:
+        return DataResidency(), ()
+    from deeplink.cache.replicate.residency import UnknownHoldingError, held
+
+    total, notes = 0, []
+    sizes: dict[NodeName, int] = {}
+    for name in names:
+        try:
+            found = held(config.catalog, name, unix=_CLOCK.unix())
+        except UnknownHoldingError as problem:
+            notes.append(str(problem))
+            continue
+        total += found.total
+        for node, size in found.bytes.items():
+            sizes[node] = sizes.get(node, 0) + size
+    return DataResidency(sizes, total), tuple(notes)
+
+
+def _compiled(path: Path) -> Ties:
+    from deeplink.ops.topology_reading import read_all
+    from deeplink.scheduler.placement.hint.cluster_survey import Ties
+    from deeplink.scheduler.placement.predicted import slow_of
+    from deeplink.scheduler.topology.graph import fabric_of
+
+    network = read_all((path,), None, (), ()).network
+    slow = slow_of(network)
+    return Ties(fabric_of(network), slow.speeds, slow.dead)
+
+
+def _switches() -> Ties:
+    from deeplink.scheduler.placement.hint.cluster_survey import Ties
+    from deeplink.scheduler.placement.hint.making import ANSWER_S
+    from deeplink.scheduler.slurm.client import Slurm
+    from deeplink.scheduler.topology.sources.slurm_topology import fabric_from_switches
+
+    return Ties(fabric_from_switches(Slurm(command.within(ANSWER_S)).topology()))

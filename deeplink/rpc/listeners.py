@@ -1,0 +1,158 @@
+"""Sockets that servers listen on, and the error where they cannot: the reason and the remedy."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from typing import NamedTuple
+
+from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.errors import DeepLinkError
+
+log = logging.getLogger(__name__)
+
+
+class ListenError(DeepLinkError):
+    """The system does not let a server listen there."""
+
+    def __init__(
+        self,
+        bind: str,
+        problem: str,
+        remedy: str = "Give HOST:PORT with an address of this machine's own; port 0 picks a free one.",
+    ) -> None:
+        super().__init__(f"cannot listen on {bind}: {problem}", remedy=remedy)
+        self.bind, self.problem = bind, problem
+
+
+class PortBusyError(ListenError):
+    """Something listens there already."""
+
+    def __init__(self, bind: str) -> None:
+        super().__init__(
+            bind,
+            "it is in use",
+            "Perhaps the same runs there already: `ss -ltnp` shows it. Or --bind 127.0.0.1:0: any free port.",
+        )
+
+
+ABOVE = 100
+"""How far the data port lies above the agent's own: no other daemon of ours is usually there."""
+_MOST_PORT = 65_535
+FREE_WAIT_S = 3.0
+"""Time for a process that listened there to end."""
+
+
+def refused(bind: str, problem: OSError) -> ListenError:
+    """Return the error for a socket that could not be bound."""
+    if problem.errno == errno.EADDRINUSE:
+        return PortBusyError(bind)
+    return ListenError(bind, problem.strerror or str(problem))
+
+
+def try_to_bind(bind: str) -> None:
+    """Bind a socket to `host:port` and close it: gRPC only logs why it cannot bind."""
+    host, _, port = bind.rpartition(":")
+    failed = None
+    bound = 0
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as problem:
+        raise refused(bind, problem) from problem
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+                bound += 1
+        except OSError as problem:
+            failed = problem
+            if problem.errno == errno.EADDRINUSE:
+                break
+    # A name may have an address this machine does not (localhost without IPv6): the others are enough.
+    if failed is not None and (not bound or failed.errno == errno.EADDRINUSE):
+        raise refused(bind, failed) from failed
+
+
+def listening_socket(bind: str, backlog: int = 1024) -> socket.socket:
+    """Return a socket that listens at `host:port`; it does not block."""
+    host, _, port = bind.rpartition(":")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+            made.listen(backlog)
+            made.setblocking(False)  # noqa: FBT003 - the standard library's
+        except BaseException:
+            made.close()
+            raise
+    except OSError as problem:
+        raise refused(bind, problem) from problem
+    return made
+
+
+def data_listener(bind: str) -> socket.socket:
+    """Return a socket that listens for calls of the data path, for an agent at `bind`; port 0 for any free one.
+
+    It listens `ABOVE` ports above the agent's, so that a firewall can know it; on any free one if that is taken.
+    """
+    host, _, port = bind.rpartition(":")
+    wanted = _data_port(int(port))
+    try:
+        return listening_socket(f"{host}:{wanted}")
+    except PortBusyError:
+        if not wanted:
+            raise
+    made = listening_socket(f"{host}:0")
+    said = "port %d is in use: samples are served on port %d, which a firewall must let in"
+    log.warning(said, wanted, made.getsockname()[1])
+    return made
+
+
+def _data_port(own: int) -> int:
+    if not own:
+        return 0
+    return own + ABOVE if own + ABOVE <= _MOST_PORT else own - ABOVE
+
+
+class Listeners(NamedTuple):
+    """The sockets of an agent: for control, and for samples. They are opened in this order."""
+
+    own: socket.socket
+    data: socket.socket
+
+    @classmethod
+    def at(cls, bind: str) -> Listeners:
+        """Return sockets that listen at `host:port` and next to it."""
+        own = listening_socket(bind)
+        try:
+            return cls(own, data_listener(bind))
+        except BaseException:
+            own.close()
+            raise
+
+    def close(self) -> None:
+        """Close both here."""
+        self.own.close()
+        self.data.close()
+
+
+def free_again(bind: str, port: int, clock: Clock | None = None) -> str:
+    """Return `bind` with this port once it is free; with port 0, any, where it is not within `FREE_WAIT_S`."""
+    clock = clock or SystemClock()
+    host = bind.rpartition(":")[0]
+    deadline = clock.monotonic() + FREE_WAIT_S
+    while True:
+        try:
+            try_to_bind(f"{host}:{port}")
+        except ListenError:
+            if clock.monotonic() >= deadline:
+                return f"{host}:0"
+            clock.sleep(0.05)
+        else:
+            return f"{host}:{port}"

@@ -1,1 +1,0 @@
-"""Is this site fit for the first job? Evidence is gathered, rules judge it, findings say what is to be changed."""

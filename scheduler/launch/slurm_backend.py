@@ -1,0 +1,380 @@
+"""A Slurm allocation: agents and ranks are steps of the job we run in. Needs no right but the job owner's."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+from dataclasses import dataclass, field, replace
+from operator import gt
+from typing import TYPE_CHECKING, Self
+
+from typing_extensions import override
+
+from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.errors import DeepLinkError
+from deeplink.scheduler.launch.agent_monitor import CONNECT_S
+from deeplink.scheduler.launch.backend import Backend, JobStatus, NodesStatus
+from deeplink.scheduler.launch.container import PYXIS, pyxis_options
+from deeplink.scheduler.launch.environment import (
+    LAUNCH_VARIABLE,
+    SEATS_VARIABLE,
+    Launch,
+    leave_host_file,
+    packed_seats,
+)
+from deeplink.scheduler.launch.errors import LaunchError, NoSlurmdError
+from deeplink.scheduler.launch.launch_spec import Granted, gpu_options, granted_by
+from deeplink.scheduler.launch.process import python_command
+from deeplink.scheduler.launch.srun import OwnStep, SlurmAgents, SlurmRanks, StepIds, step_environment
+from deeplink.scheduler.liveness.probe import TcpProber, slurmd_port
+from deeplink.scheduler.recovery.evidence import TAG, ProbeResult
+from deeplink.scheduler.recovery.resubmission import comment_of, with_our_comment
+from deeplink.scheduler.slurm.client import Slurm, standing
+from deeplink.scheduler.slurm.command import finish, is_unanswered, real_program
+from deeplink.scheduler.slurm.job_environment import is_in_step, not_contradicted
+from deeplink.scheduler.slurm.nodeset import unfold
+from deeplink.scheduler.slurm.sbatch_options import SRUN
+from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.topology.sources.slurm_topology import fabric_from_switches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from deeplink.core.types import Attempt, NodeName
+    from deeplink.scheduler.launch.backend import AgentStep, RankStep
+    from deeplink.scheduler.launch.environment import NodeFacts
+    from deeplink.scheduler.slurm.parse import JobAddress, JobRow, NodeRow
+    from deeplink.scheduler.topology.graph import Fabric
+
+log = logging.getLogger(__name__)
+
+PMI = "pmi2"  # Which plugin of srun's tells MPI who is who: it serves MPICH and its kin. Open MPI wants pmix
+EMPTY_STEP_S = 10.0
+GIVEN_UP_S, LOOK_AGAIN_S = 20.0, 1.0  # How long, and how often, Slurm is looked at for having given a lost node up
+ANSWER_S = 120.0  # For how long it is asked again for what it did not answer
+_ALIVE = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPED, JobState.SIGNALING, JobState.RESIZING})
+_PORTS = range(20_000, 32_000)  # below Linux's ephemeral ports
+
+
+# Beside the ranks and taking nothing from them; one node's death must not end the agents of the others.
+_AGENT_OPTIONS = (
+    *("--overlap", "--gres=none", "--mem=0", "--cpus-per-task=1"),
+    *("--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmBackend(Backend):
+    """The allocation this process runs in."""
+
+    job: int
+    restart: int
+    user: str
+    job_name: str
+    nodes: tuple[NodeName, ...]
+    env: Mapping[str, str]
+    folder: Path
+    here: NodeName | None = None
+    srun_options: tuple[str, ...] = ()
+    slurm: Slurm = field(default_factory=Slurm)
+    clock: Clock = field(default_factory=SystemClock)
+    granted: Granted = field(default_factory=Granted)
+    address: JobAddress | None = None
+    name: str = "slurm"
+    can_requeue: bool = True
+
+    @classmethod
+    def from_environment(
+        cls, env: Mapping[str, str], state: Path, srun_options: Sequence[str] = ()
+    ) -> SlurmBackend:
+        """Read what Slurm says about the job we are in."""
+        job, listed = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_NODELIST", "")
+        problem = ""
+        if not (job.isdigit() and listed):
+            problem = "this is not inside a Slurm job"
+        elif is_in_step(env) and env.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+            problem = "this is one task of an srun step; the launcher must be started once, without srun"
+        if problem:
+            raise LaunchError(
+                problem,
+                "Call it in a batch script (`deeplink sbatch job.sh`) or under salloc; "
+                "or try it without Slurm: `deeplink run --local 2 -- COMMAND`.",
+            )
+        return cls(
+            job=int(job),
+            restart=int(env.get("SLURM_RESTART_COUNT", "0")),  # unset, not 0, on the first run
+            user=env.get("SLURM_JOB_USER") or getpass.getuser(),
+            job_name=env.get("SLURM_JOB_NAME", ""),
+            nodes=unfold(listed),
+            env=env,
+            folder=state / "jobs" / job,
+            here=next((node for node in unfold(listed) if node == env.get("SLURMD_NODENAME")), None),
+            srun_options=tuple(srun_options),
+        )
+
+    @property
+    @override
+    def label(self) -> str:
+        return str(self.address or self.job)
+
+    def with_granted(self) -> Self:
+        """Return the same with what Slurm's record tells of the job, asked for as long as nobody answers."""
+        tries_end = self.clock.monotonic() + ANSWER_S
+        while True:
+            try:
+                told = self.slurm.allocation(self.job)
+                env = not_contradicted(self.env, told, len(self.nodes))
+                granted = granted_by(env, told)
+                # Slurm sets a count that is not 0 itself: where its record has none, the environment's is an outer
+                # job's. Where the record has another one, the job was started elsewhere: we are an older run.
+                restart = self.restart if told.restarts else 0
+                return replace(self, env=env, granted=granted, restart=restart, address=told.address)
+            except DeepLinkError as problem:
+                if not is_unanswered(problem) or self.clock.monotonic() >= tries_end:
+                    raise
+                log.warning("asking Slurm what the job has: %s; trying again", problem)
+            self.clock.sleep(LOOK_AGAIN_S)
+
+    @override
+    def start_agents(self, secret: str, again: Mapping[NodeName, NodeFacts] | None = None) -> AgentStep:
+        gone: frozenset[NodeName] = frozenset()
+        if again is not None:
+            gone = self._without_slurmd(again)
+            again = {node: facts for node, facts in again.items() if node not in gone}
+            self._step_ids.add()
+        elif passed := self._step_ids.let_pass(self._empty_step):
+            log.info("let %d step numbers pass that an earlier run may still be signalled under", passed)
+        nodes = tuple(again or self.nodes)
+        count = len(nodes)
+        argv = [*self._agent_step(nodes, "deeplink-agents"), "--ntasks-per-node=1"]
+        argv += python_command("deeplink", "node", "--job", "--bind", "0.0.0.0:0")
+        env = step_environment(self.env, resources=False)
+        if again is not None:
+            env |= {SEATS_VARIABLE: packed_seats(again)}
+        return SlurmAgents(argv, env, secret=secret, logfile=self.folder / "agents.log", count=count, gone=gone)
+
+    def _agent_step(self, nodes: Sequence[NodeName], name: str) -> list[str]:
+        """Return the start of the srun of a step of one task per node, beside the ranks."""
+        where = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", f"--nodelist={','.join(nodes)}"]
+        return [self._srun(), *where, *_AGENT_OPTIONS, "--export=ALL", "--quiet", f"--job-name={name}"]
+
+    def _without_slurmd(self, nodes: Collection[NodeName]) -> frozenset[NodeName]:
+        """Return the nodes whose slurmd refuses connections: srun would try for seconds, and start none."""
+        answers = self._probed(self.slurm.nodes(nodes))
+        gone = frozenset(name for name, answer in answers.items() if answer is ProbeResult.REFUSES)
+        if gone >= set(nodes):
+            raise NoSlurmdError(gone)
+        return gone
+
+    def _probed(self, rows: Sequence[NodeRow]) -> dict[NodeName, ProbeResult]:
+        port = slurmd_port(self.slurm) if any(row.port is None for row in rows) else 0
+        return TcpProber(self.clock).probe({row.name: (row.address, row.port or port) for row in rows}, CONNECT_S)
+
+    @override
+    def rank_command(self, launch: Launch, command: Sequence[str]) -> list[str]:
+        # The host file says on how many nodes: from Slurm 24.11 on srun refuses --nodes beside arbitrary.
+        argv = ["srun", f"--ntasks={launch.processes}", "--distribution=arbitrary"]
+        argv += [
+            "--overlap",
+            "--no-kill",
+            "--kill-on-bad-exit=1",
+            "--export=ALL",
+            f"--job-name={_step_name(launch)}",
+        ]
+        argv += [*self._cpus(launch), *self._gpus(launch)]
+        if launch.recipe.mpi and SRUN.alone(self.srun_options).last("mpi") is None:
+            argv.append(f"--mpi={PMI}")
+        starter = python_command("deeplink.scheduler.launch.rank", "--", *command)
+        if launch.container is not None and launch.container.runtime == PYXIS:
+            shared = {**launch.passed_on, "DEEPLINK_HOSTFILE": launch.host_file}
+            argv += pyxis_options(launch.container, launch.nodes, shared, exists=os.path.exists)
+            starter[0] = "python3"  # the image's own
+        return [*argv, *self.srun_options, *starter]
+
+    def _cpus(self, launch: Launch) -> list[str]:
+        there = [self.granted.cpus.get(facts.name, 1) for facts in launch.nodes]
+        if launch.starters:  # one that starts all of the node's ranks needs all of its CPUs
+            return [f"--cpus-per-task={min(there)}"]
+        each = self.env.get("SLURM_CPUS_PER_TASK", "")
+        # Since 22.05 srun does not take it over by itself.
+        options = [f"--cpus-per-task={each}"] if each.isdigit() else []
+        wanted = [ranks * (int(each) if each.isdigit() else 1) for ranks in launch.ranks]
+        # Else srun refuses more ranks than CPUs.
+        return [*options, "--overcommit"] if any(map(gt, wanted, there)) else options
+
+    def _gpus(self, launch: Launch) -> list[str]:
+        started = {facts.name: count for facts, count in zip(launch.nodes, launch.started, strict=True)}
+        return gpu_options(self.granted, started, starters=launch.starters, by_user=self.srun_options)
+
+    @override
+    def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
+        hosts = self.folder / f"hosts.{launch.attempt}"
+        each = zip(launch.nodes, launch.started, strict=True)
+        hosts.write_text("".join(f"{facts.node}\n" * count for facts, count in each), encoding="utf-8")
+        leave_host_file(launch)
+        env = step_environment(self.env, resources=True, tasks=not launch.starters)
+        # For this step alone: left in the environment, the file would bend every other srun of the user's script.
+        env |= {"SLURM_HOSTFILE": str(hosts), LAUNCH_VARIABLE: launch.packed()}
+        argv = [self._srun(), *self.rank_command(launch, command)[1:]]
+        step = OwnStep(self.job, self.address or self.slurm.job(self.job).address, _step_name(launch))
+        return SlurmRanks(argv, env, self.slurm, step, self._step_ids.note, restart=self.restart)
+
+    @property
+    def _step_ids(self) -> StepIds:
+        return StepIds(self.folder, self.restart)
+
+    def _empty_step(self) -> int | None:
+        argv = [*self._agent_step([self.here or self.nodes[0]], "deeplink-pass"), "printenv", "SLURM_STEP_ID"]
+        try:
+            done = finish(argv, env=step_environment(self.env, resources=False), timeout_s=EMPTY_STEP_S)
+        except DeepLinkError as problem:
+            log.warning("%s", problem)
+            return None
+        return int(done.stdout) if done.stdout.strip().isdigit() else None
+
+    @override
+    def ended_whole(self) -> None:
+        self._step_ids.forget()
+
+    @override
+    def port_for(self, attempt: Attempt) -> int:
+        spread = attempt.job * 7919 + attempt.restart * 101 + attempt.relaunch
+        return _PORTS[spread % len(_PORTS)]
+
+    def _srun(self) -> str:
+        # Not a stand-in of ours: at best it would cost each relaunch the start of one more Python.
+        return real_program("srun", self.env.get("PATH", "")) or "srun"
+
+    @override
+    def fabric(self) -> Fabric:
+        return fabric_from_switches(self.slurm.topology())
+
+    @override
+    def requeue_if_down(self, nodes: Collection[NodeName]) -> bool:
+        try:
+            # Cut off for a while, we may be what is left of an older run: the job has been started again already.
+            # And a controller that has just come up takes it for one that waits: it takes no order.
+            job = self.slurm.job(self.job)
+            if job.restarts != self.restart or job.state is JobState.PENDING:
+                return False
+            # A requeue while an allocated node is unreachable and not down restarts the job without its GPUs. One
+            # that Slurm took from the job may be in service again.
+            allocated = [node for node in nodes if node in job.nodes]
+            if allocated and not all(row.down for row in self.slurm.nodes(allocated)):
+                return False
+            self.slurm.requeue(job.address)
+        except DeepLinkError as problem:
+            log.warning("asking Slurm about %s: %s", ", ".join(nodes), problem)
+            return False
+        return True
+
+    @override
+    def job_status(self) -> JobStatus | None:
+        try:
+            told = standing(self.slurm, self.job)
+        except DeepLinkError as problem:
+            log.info("asking Slurm how the job stands: %s", problem)
+            return None
+        if told.job.state is JobState.OTHER:
+            log.info("Slurm has job %d in a state without a name here", self.job)
+            return None
+        ours = told.job.restarts == self.restart
+        # A controller that has just come up takes running jobs for pending (22.05.8). Those that were put back
+        # into the queue are pending, too, but their count of restarts has grown.
+        return JobStatus(
+            ours=ours,
+            runs=told.job.state in _ALIVE or (ours and told.job.state is JobState.PENDING),
+            left_s=told.left_s,
+            preempting=told.preempting or told.job.state is JobState.PREEMPTED,
+            requeueable=told.job.requeueable,
+            word=f"{told.job.state.value} {told.job.reason}".strip(),
+        )
+
+    @override
+    def nodes_status(self) -> NodesStatus | None:
+        try:
+            rows = self.slurm.nodes(self.nodes)
+            return nodes_status(self.nodes, rows, self.slurm.job(self.job), self.restart)
+        except DeepLinkError as problem:
+            log.info("asking Slurm for the states of the nodes: %s", problem)
+            return None
+
+    @override
+    def unheard(self, nodes: Collection[NodeName]) -> Mapping[NodeName, bool] | None:
+        try:
+            rows = self.slurm.nodes(nodes)
+            answers = self._probed(rows)
+        except DeepLinkError as problem:
+            log.info("asking Slurm for the states of the nodes: %s", problem)
+            return None if is_unanswered(problem) else {}
+        # We are sooner than Slurm, which pings its nodes now and then.
+        return {row.name: row.down for row in rows if row.down or not row.responding or answers[row.name].away}
+
+    @override
+    def requeue(self, lost: Collection[NodeName]) -> bool:
+        return self._back_into_the_queue(self.slurm.requeue, lost)
+
+    @override
+    def hold(self, because: str, lost: Collection[NodeName]) -> bool:
+        def hold(job: JobAddress) -> None:
+            try:
+                # First: users who find the job held find the reason there.
+                text = with_our_comment(self.slurm.comment(self.job), comment_of(f"{TAG}held: {because}"))
+                self.slurm.comment_job(job, text)
+            except DeepLinkError as problem:
+                log.info("the job's comment: %s", problem)
+            self.slurm.hold(job)
+
+        return self._back_into_the_queue(hold, lost)
+
+    def _back_into_the_queue(self, order: Callable[[JobAddress], object], lost: Collection[NodeName]) -> bool:
+        given_up, unanswered = self.clock.monotonic() + GIVEN_UP_S, self.clock.monotonic() + ANSWER_S
+        ordered = False
+        while True:
+            try:
+                job = self.slurm.job(self.job)
+                if job.restarts != self.restart:
+                    return ordered  # what runs now is not ours; an order without an answer may have been heard
+                away = [node for node in lost if node in job.nodes]
+                if job.state is JobState.PENDING:  # it runs: a controller that has just come up takes no order
+                    why = "Slurm takes it for one that waits"
+                elif away and not all(row.down for row in self.slurm.nodes(away)):
+                    why = f"{', '.join(away)} was lost, and Slurm has not given it up"
+                else:
+                    ordered = True
+                    order(job.address)
+                    return True
+                if self.clock.monotonic() >= given_up:
+                    log.warning("the job stays: %s", why)
+                    return False
+            except DeepLinkError as problem:
+                # A controller that is away for a moment is no reason to let the job fail.
+                if not is_unanswered(problem) or self.clock.monotonic() >= unanswered:
+                    log.warning("the job could not be put back into the queue: %s", problem)
+                    return False
+                log.info("putting the job back into the queue: %s; trying again", problem)
+                given_up = self.clock.monotonic() + GIVEN_UP_S  # nor has it given up any node meanwhile
+            self.clock.sleep(LOOK_AGAIN_S)
+
+
+def _step_name(launch: Launch) -> str:
+    return f"deeplink-{launch.attempt}"
+
+
+def nodes_status(nodes: Sequence[NodeName], rows: Collection[NodeRow], job: JobRow, restart: int) -> NodesStatus:
+    """Return the status of the nodes that the job began with."""
+    # Slurm takes a node that it, or an administrator, calls down from a job with --no-kill. Where its slurmd
+    # answers, the node may be in service again within a second: only the job's own list tells.
+    said = {row.name: _why(row) for row in rows}
+    kept = frozenset(job.nodes if job.restarts == restart else ()) or frozenset(nodes)
+    return NodesStatus(
+        out={row.name: said[row.name] for row in rows if (row.drained or row.down) and row.name in kept},
+        taken={node: said.get(node, "unknown") for node in nodes if node not in kept},
+    )
+
+
+def _why(row: NodeRow) -> str:
+    state = "drained" if row.drained else row.state.value.lower()
+    return f"{state}: {row.reason}" if row.reason else state

@@ -1,0 +1,500 @@
+"""Evidence -> verdicts, each with its reasons, and what each asks to be done. Pure.
+
+`TABLE` is the whole of it; `recovery_steps` makes of each remedy one command after another. The order of thought:
+is it us? a switch? the storage? all agents at once? more deaths than can be believed? Only then is a node called
+dead, sick or without its slurmd, or a job restarted. docs/decisions/0006-recovery-ladder.md and
+0021-whom-to-blame.md say why each rule is as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deeplink.core.text import counted, listed
+from deeplink.scheduler.recovery.evidence import (
+    MOUNT,
+    ProbeResult,
+    Remedy,
+    Verdict,
+    long_mute,
+    mute_launchers,
+)
+from deeplink.scheduler.recovery.node_rules import (
+    about_leaf,
+    answers,
+    began_again,
+    beyond_help,
+    blamed,
+    brake,
+    counting,
+    dead_nodes,
+    is_lost,
+    lost_slurmds,
+    missed,
+    rebooted,
+    returning,
+    sick_nodes,
+    silent_leaves,
+    waits_for,
+)
+from deeplink.scheduler.recovery.records import IncidentKind, Phase
+from deeplink.scheduler.slurm.states import HELD, LAUNCH_FAILED, JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from deeplink.core.types import NodeName
+    from deeplink.scheduler.recovery.evidence import JobSnapshot, NodeSnapshot, Snapshot, WatchPolicy
+
+_DEAF = "no heartbeats from any of {} launchers, though some of their hosts respond: check our port and token"
+_FRUITLESS = "{} starts in a row failed by themselves, without a new step: the application"
+_NODE_LOSS = (Remedy.NOTHING, Remedy.DRAIN, Remedy.DRAIN_DOWN)
+_JOB_LOSS = (Remedy.NOTHING, Remedy.RESTART)
+
+TABLE: tuple[tuple[str, IncidentKind, tuple[Remedy, ...]], ...] = (
+    # Evidence, verdict, remedies; NOTHING beside another one: a brake, the policy or --no-requeue holds it back.
+    ("slurmctld, most nodes or all launchers silent", IncidentKind.WATCHDOG_PARTITIONED, (Remedy.NOTHING,)),
+    ("all nodes of a leaf silent, a second witness", IncidentKind.SWITCH_SUSPECT, _NODE_LOSS),
+    ("mounts stuck at once, or writes hang", IncidentKind.STORAGE_FROZEN, (Remedy.NOTHING,)),
+    ("most agents silent, their nodes answer", IncidentKind.AGENTS_SILENT, (Remedy.NOTHING,)),
+    ("probes of slurmd fail, a second witness", IncidentKind.NODE_DEAD, _NODE_LOSS),
+    ("slurmd gone or started again, an agent heard", IncidentKind.SLURMD_LOST, (Remedy.NOTHING,)),
+    ("a node's own checks", IncidentKind.NODE_SICK, (Remedy.COMMENT, Remedy.DRAIN)),
+    ("the launcher has no way on, or waits for the lost", IncidentKind.JOB_STRANDED, _JOB_LOSS),
+    ("the launcher not heard, every node answers", IncidentKind.LAUNCHER_LOST, _JOB_LOSS),
+    ("another kernel since the agent fell silent", IncidentKind.NODE_REBOOTED, _JOB_LOSS),
+    ("no step past the job's limit, everything answers", IncidentKind.RANKS_HUNG, _JOB_LOSS),
+    ("requeued by Slurm for an incident, and held", IncidentKind.REQUEUE_HELD, _JOB_LOSS),
+    ("starts in a row without a new step", IncidentKind.APPLICATION_FAILED, (Remedy.HOLD,)),
+    ("Slurm ended it: preempted", IncidentKind.PREEMPTED, (Remedy.NOTHING,)),
+    ("Slurm ended it: its time was up", IncidentKind.TIME_LIMIT, (Remedy.NOTHING,)),
+    ("Slurm ended it: memory", IncidentKind.OUT_OF_MEMORY, (Remedy.NOTHING,)),
+    ("GPUs counted as used on idle nodes", IncidentKind.GRES_LEAKED, (Remedy.NOTHING,)),
+    ("a node that we drained answers and is well", IncidentKind.NODE_BACK, (Remedy.RESUME,)),
+)
+BOOT_SEEN_S = 5.0  # we may have read of a boot so long before Slurm ended the agents for it
+_KINDS = {
+    JobState.PREEMPTED: (IncidentKind.PREEMPTED, "Slurm gave its nodes to another job"),
+    JobState.TIMEOUT: (IncidentKind.TIME_LIMIT, "it reached its time limit"),
+    JobState.DEADLINE: (IncidentKind.TIME_LIMIT, "it reached its deadline"),
+    JobState.OUT_OF_MEMORY: (IncidentKind.OUT_OF_MEMORY, "Slurm ended it for the memory it used"),
+}
+
+
+def judge(snapshot: Snapshot, policy: WatchPolicy) -> tuple[Verdict, ...]:
+    """Return what is wrong, the gravest first; empty when all is well or too little is known."""
+    if us := doubts(snapshot, policy):
+        return (Verdict(kind=IncidentKind.WATCHDOG_PARTITIONED, remedy=Remedy.NOTHING, reasons=us),)
+    leaves = silent_leaves(snapshot.nodes)
+    switches = [verdict for leaf in leaves.values() for verdict in about_leaf(leaf, snapshot, policy, len(leaves))]
+    storage = frozen_storage(snapshot.nodes, snapshot.jobs, policy)
+    cut_off = {node.name for leaf in leaves.values() for node in leaf}
+    dead = dead_nodes(snapshot, policy, cut_off)
+    held = brake(dead, snapshot, policy)
+    lost: set[NodeName | None] = {*cut_off, *dead}
+    given_up = {verdict.node: verdict.leaf for verdict in switches if verdict.node} | dict.fromkeys(dead, "")
+    around = Around(given_up=given_up, storage_frozen=storage is not None)
+    return (
+        *switches,
+        *([storage] if storage else []),
+        *silent_agents(snapshot, policy),
+        *[blamed(snapshot, policy, node, why, held) for node, why in dead.items()],
+        *lost_slurmds(snapshot, policy, lost),
+        *sick_nodes(snapshot, policy, lost, storage_frozen=around.storage_frozen),
+        *([] if held else [each for job in snapshot.jobs for each in about_job(job, snapshot, policy, around)]),
+        *endings(snapshot),
+        *leaked_gpus(snapshot, policy),
+        *([] if held else returning(snapshot, policy)),
+    )
+
+
+# Is it us?
+
+
+def doubts(snapshot: Snapshot, policy: WatchPolicy) -> tuple[str, ...]:
+    """Return why we should not believe our own eyes now; empty when we may."""
+    away = () if snapshot.controller else (f"slurmctld does not answer: {snapshot.controller_problem}",)
+    mute = unheard(snapshot, policy)
+    # Not for ever: after minutes it is only their silence that is not believed.
+    deaf = () if not mute or long_mute(mute) else (_DEAF.format(len(mute)),)
+    return (*away, *cut_off(snapshot), *deaf)
+
+
+def cut_off(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return why our own network may be at fault; empty where nothing speaks for that."""
+    tried = [
+        node
+        for node in snapshot.nodes.values()
+        if node.slurmd is not ProbeResult.UNKNOWN and not node.down and not _given_up(node, snapshot)
+    ]
+    away = sum([node.slurmd.away for node in tried])
+    if away * 2 <= len(tried):
+        return ()
+    return (f"{away} of {len(tried)} nodes do not answer us: more likely our own network is at fault",)
+
+
+def unheard(snapshot: Snapshot, policy: WatchPolicy) -> tuple[JobSnapshot, ...]:
+    """Return the jobs of which no launcher is heard, though not all their hosts are away: it may be our ears."""
+    mute = mute_launchers(snapshot.jobs, policy)
+    return mute if any(_may_live(job.batch_host, snapshot) for job in mute) else ()
+
+
+def _may_live(host: NodeName | None, snapshot: Snapshot) -> bool:
+    """Whether a launcher's host is not known to be gone; a login node, under salloc, is none of Slurm's."""
+    node = snapshot.nodes.get(host) if host else None
+    return node is not None and not (node.slurmd.away or node.down)
+
+
+def _given_up(node: NodeSnapshot, snapshot: Snapshot) -> bool:
+    """Whether its silence is proved, and known for what it is: it says nothing of us."""
+    # While a job is being taken off such nodes they alone may be probed.
+    return node.slurmd.away and (node.name in snapshot.dead_lately or node.leaf in snapshot.leaves_lately)
+
+
+# Is it the shared storage?
+
+
+def frozen_storage(
+    nodes: Mapping[NodeName, NodeSnapshot], jobs: tuple[JobSnapshot, ...], policy: WatchPolicy
+) -> Verdict | None:
+    """Return that shared storage is frozen, where nodes or launchers say so at once; else None."""
+    # One node's stuck mount is that node's. Several at once have one reason, and it is not they: nothing is
+    # drained or requeued for it, for on every other node it would be the same. Unknown counts here: it does
+    # no one harm to be taken for frozen, and a hanging look is how a freeze shows.
+    stuck = {
+        node.name: finding.text
+        for node in nodes.values()
+        for finding in reversed(node.findings)
+        if finding.check == MOUNT
+    }
+    waiting = [job for job in jobs if IncidentKind.STORAGE_FROZEN in job.told and job.live]
+    if not stuck and not waiting:
+        return None
+    telling = [node for node in nodes.values() if node.findings or _tells(node, policy)]
+    everywhere = 1 < len(stuck) == len(telling)
+    if len(stuck) < policy.most_frozen and not everywhere and not waiting:
+        return None
+    reasons = []
+    if stuck:
+        where = f"{len(stuck)} of {len(telling)} nodes at once ({listed(sorted(stuck))})"
+        reasons.append(f"a mount is stuck on {where}: {stuck[min(stuck)]}")
+    if waiting:
+        reasons.append(f"writes hang, say the launchers of {', '.join([job.name for job in waiting])}")
+    alone = waiting[0].attempt if len(waiting) == 1 and not stuck else None
+    return Verdict(kind=IncidentKind.STORAGE_FROZEN, remedy=Remedy.NOTHING, reasons=tuple(reasons), attempt=alone)
+
+
+# Are all agents silent at once? Then it is what they share, not they.
+
+
+def silent_agents(snapshot: Snapshot, policy: WatchPolicy) -> list[Verdict]:
+    """Return that agents are silent at once though their nodes are not: one verdict at most; nothing is done."""
+    # One of which only the journal knows may have been taken away while no one listened.
+    standing = [
+        node
+        for node in snapshot.nodes.values()
+        if node.attended_s is not None and node.heard_s is not None and not node.down
+    ]
+    quiet = [node for node in standing if (node.attended_s or 0.0) >= policy.attend_s and not node.slurmd.away]
+    reasons = []
+    if len(standing) > 1 and len(quiet) * 2 > len(standing):
+        reasons.append(f"{len(quiet)} of {len(standing)} standing agents are not heard any more")
+    deaf = [
+        job
+        for job in snapshot.jobs
+        if agents_are_silent(job, snapshot, policy) and _is_news(job, snapshot, policy)
+    ]
+    reasons += [
+        f"the launcher of job {job.name} misses {len(_silent(job, policy))} of its "
+        f"{len(_agents(job))} agents at once"
+        for job in deaf
+    ]
+    if not reasons:
+        return []
+    alone = deaf[0].attempt if len(deaf) == 1 and not quiet else None
+    return [Verdict(kind=IncidentKind.AGENTS_SILENT, remedy=Remedy.NOTHING, reasons=tuple(reasons), attempt=alone)]
+
+
+def _is_news(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> bool:
+    """Whether there is no simpler reason for it."""
+    # While ranks start, agents may be starved for seconds. And Slurm itself ends all agents of a job when one of
+    # its nodes boots again: that is the incident of that node.
+    silent = _silent(job, policy).values()
+    if job.progress_age_s is None and min(silent, default=0.0) < policy.starved_s:
+        return False
+    # Not of that node's own agent, which may be up again by now.
+    longest = max(silent, default=0.0)
+    nodes = [snapshot.nodes[name] for name in job.nodes if name in snapshot.nodes]
+    booted = [ago for node in nodes for ago in (node.booted_s, node.slurmd_restarted_s) if ago is not None]
+    return min(booted, default=math.inf) > longest + BOOT_SEEN_S
+
+
+def agents_are_silent(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> bool:
+    """Whether the job's launcher lives and misses most of its agents at once, though their nodes answer."""
+    if not job.live or job.beat_age_s >= policy.tense_beat_s:
+        return False
+    silent = _silent(job, policy)
+    answering = [
+        name for name in silent if name in snapshot.nodes and snapshot.nodes[name].slurmd is ProbeResult.ANSWERS
+    ]
+    return len(silent) > 1 and len(answering) * 2 > len(_agents(job))
+
+
+def be_patient(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> bool:
+    """Whether to wait for the agents of this job to be heard again before anything is done about it."""
+    # Of those that are silent: that its own host's is heard, as a rule, says nothing of them.
+    shortest = min(_silent(job, policy).values(), default=0.0)
+    return agents_are_silent(job, snapshot, policy) and shortest < policy.patience_s
+
+
+def _silent(job: JobSnapshot, policy: WatchPolicy) -> dict[NodeName, float]:
+    return {name: silent_s for name, silent_s in _agents(job).items() if silent_s >= policy.silence_s}
+
+
+def _agents(job: JobSnapshot) -> dict[NodeName, float]:
+    """Return for how long each agent is silent, without those of nodes that the job has lost for good."""
+    return {name: silent_s for name, silent_s in job.agents_silent.items() if name in job.nodes}
+
+
+# Which jobs cannot help themselves, and what would.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What was judged before the jobs."""
+
+    given_up: Mapping[NodeName, str]  # nodes called dead just now, and the leaf in whose name; empty: their own
+    storage_frozen: bool = False  # shared storage stands still
+
+
+def about_job(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy, around: Around) -> list[Verdict]:
+    """Return what is wrong with a job; empty when it is well, helps itself, or can only be waited for."""
+    if waiting := _in_queue(job, snapshot, policy):
+        return [waiting]
+    if not job.live or _unsettled(job, snapshot, around):
+        return []
+    dead = tuple([name for name in job.nodes if name in around.given_up])
+    dead = dead or tuple([name for name in job.rank_nodes if name in snapshot.nodes and snapshot.nodes[name].down])
+    if not dead and (around.storage_frozen or be_patient(job, snapshot, policy)):
+        return []  # on every other node it would be the same
+    verdict = _needs_restart(job, snapshot, policy, around, dead) or _hung(job, snapshot, policy, dead)
+    return [verdict] if verdict else []
+
+
+def _in_queue(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> Verdict | None:
+    """Return what is to be done about a job that Slurm has put back into its queue; None when nothing is."""
+    if job.state is not JobState.PENDING or job.restarts <= job.attempt.restart or job.phase is Phase.SUCCEEDED:
+        return None
+    if job.fruitless >= policy.most_fruitless and not job.reason.startswith(HELD):
+        return _hold(job, f"Slurm is to start it again ({job.reason or 'no reason given'})")
+    if job.reason not in {"BeginTime", "", LAUNCH_FAILED}:
+        return None
+    # Requeued because of what went wrong, not by its user, and made to wait for the hold's end.
+    held = f"Slurm put it back into the queue and holds it ({job.reason or 'no reason given'})"
+    ran = not job.phase.ended
+    if job.rescued or (ran and job.heard and job.reason == LAUNCH_FAILED):
+        return _restart(job, IncidentKind.REQUEUE_HELD, (held,), exclude=_suspects(job, policy))
+    # Slurm does that at once when a batch host registers that has lost the job's script: it booted again.
+    back = began_again(job, snapshot)
+    if back and ran:
+        reasons = (f"{', '.join(back)} rebooted under it", held)
+        exclude = tuple(sorted({*back, *_suspects(job, policy)}))
+        return _restart(
+            job, IncidentKind.NODE_REBOOTED, reasons, exclude=exclude, blame=back[0], since_s=job.unheard_s
+        )
+    return None
+
+
+def _needs_restart(
+    job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy, around: Around, dead: tuple[NodeName, ...]
+) -> Verdict | None:
+    """Return the verdict on a job that lost a node, or its launcher, and cannot help itself, or does not."""
+    given_up = set(around.given_up)
+    back = rebooted(job, snapshot, policy)
+    leaf = next(filter(None, map(around.given_up.get, dead)), "") or _gone_leaf(dead, snapshot)
+    whole_leaf = {name for name, node in snapshot.nodes.items() if leaf and node.leaf == leaf}
+    # A spare that is lost is no loss to the ranks.
+    used = {*job.rank_nodes, job.batch_host}
+    beyond = tuple(name for name in back if name in used and beyond_help(job, name, snapshot, policy))
+    kind, why = None, ""
+    if job.phase is Phase.STRANDED and (dead or _is_word_of_now(job, snapshot, policy)):
+        kind, why = IncidentKind.JOB_STRANDED, "its launcher cannot restart the ranks inside the allocation"
+    elif beyond and job.phase is not Phase.RECOVERING:
+        kind = IncidentKind.NODE_REBOOTED
+        why = f"its ranks on {beyond[0]} are gone, and its launcher does nothing about it"
+    elif is_lost(job, snapshot, policy, given_up):
+        kind, why = IncidentKind.LAUNCHER_LOST, f"its launcher is not heard for {job.beat_age_s:.1f} s"
+    elif lost := waits_for(job, policy, given_up):
+        kind, why = IncidentKind.JOB_STRANDED, f"its launcher waits for {', '.join(lost)}"
+    if kind is None:
+        return None
+    reasons = (f"{', '.join(back)} rebooted under it",) if back else ()
+    # A launcher that is stranded has said whom it misses: that is one incident.
+    blame = (*dead, *back, *(job.suspects if kind is IncidentKind.JOB_STRANDED else ()))
+    alone = kind is IncidentKind.LAUNCHER_LOST and not (dead or back)
+    return _restart(
+        job,
+        IncidentKind.NODE_REBOOTED if back and not dead else kind,
+        (*reasons, why),
+        held=_launcher_brake(job, snapshot, policy) if alone else (),
+        exclude=tuple(sorted({*dead, *back, *whole_leaf, *_suspects(job, policy)})),
+        blame=min(blame, key=lambda name: name not in job.rank_nodes, default=None),  # a spare strands no one
+        leaf=leaf,
+        since_s=job.beat_age_s if kind is IncidentKind.LAUNCHER_LOST else 0.0,
+    )
+
+
+def _launcher_brake(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> tuple[str, ...]:
+    """Return why so many launchers, lost at once on hosts that answer, are not believed; empty when they are."""
+    # At once: they fell silent within half of the time that makes one lost. Jobs that Slurm may not start again do
+    # not count: they stay as they are.
+    apart_s = policy.launcher_lost_s / 2
+    live = [one for one in snapshot.jobs if one.live and one.heard and one.requeueable]
+    lost = [
+        one for one in live if abs(one.silent_s - job.silent_s) <= apart_s and answers(one.batch_host, snapshot)
+    ]
+    count, most = len(lost), max(policy.most_lost, len(live) // 10)
+    if count <= most:
+        return ()
+    return (f"brake: {count} launchers silent at once on hosts that answer are more than the {most} believed",)
+
+
+def _is_word_of_now(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> bool:
+    """Whether the launcher spoke since we were away, or in doubt (what it missed may be back), or will not."""
+    since_doubt = snapshot.sure_s is None or job.unheard_s < snapshot.sure_s
+    return (job.heard and since_doubt and not job.deaf_s) or job.silent_s >= policy.launcher_lost_s
+
+
+def _unsettled(job: JobSnapshot, snapshot: Snapshot, around: Around) -> bool:
+    """Whether a node of the job neither answers nor is given up: a requeue would hang on it."""
+    for name in job.nodes:
+        node = snapshot.nodes.get(name)
+        known = node is not None and (node.down or node.slurmd is ProbeResult.ANSWERS)
+        if name not in around.given_up and not known:
+            return True
+    return False
+
+
+def _gone_leaf(dead: tuple[NodeName, ...], snapshot: Snapshot) -> str:
+    """Return the leaf of which no one is left, should Slurm have given its nodes up before us; else empty."""
+    leaf = snapshot.nodes[dead[0]].leaf if dead and dead[0] in snapshot.nodes else ""
+    below = [node for node in snapshot.nodes.values() if leaf and node.leaf == leaf]
+    return leaf if len(below) > 1 and all(node.down or node.slurmd.away for node in below) else ""
+
+
+def _suspects(job: JobSnapshot, policy: WatchPolicy) -> tuple[NodeName, ...]:
+    return tuple(sorted(missed(job, policy) | set(job.suspects)))
+
+
+def _hung(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy, dead: tuple[NodeName, ...]) -> Verdict | None:
+    age, limit = job.progress_age_s, job.step_timeout_s
+    heard = job.beat_age_s < policy.tense_beat_s and not missed(job, policy)
+    if job.phase is not Phase.RUNNING or not heard or dead or age is None or limit <= 0:
+        return None
+    if snapshot.thawed_s is not None:
+        age = min(age, snapshot.thawed_s)  # what stood still with the storage has its time again
+    if age < limit + policy.hang_grace_s:
+        return None
+    why = f"no step for {age:.1f} s (limit {limit:g} s), though its launcher and every node answer"
+    if job.fruitless >= policy.most_fruitless:
+        return _hold(job, why)
+    exclude = _suspects(job, policy) or _elsewhere(job, snapshot)
+    return _restart(job, IncidentKind.RANKS_HUNG, (why,), exclude=exclude, since_s=age)
+
+
+def _elsewhere(job: JobSnapshot, snapshot: Snapshot) -> tuple[NodeName, ...]:
+    """Return the job's nodes if it has room elsewhere: which of them hangs is not known."""
+    free = [node for name, node in snapshot.nodes.items() if node.idle and name not in job.nodes]
+    return job.nodes if len(free) >= len(job.nodes) else ()
+
+
+def _hold(job: JobSnapshot, why: str) -> Verdict:
+    return Verdict(
+        kind=IncidentKind.APPLICATION_FAILED,
+        remedy=Remedy.HOLD,
+        reasons=(_FRUITLESS.format(job.fruitless), why),
+        attempt=job.attempt,
+    )
+
+
+def _restart(
+    job: JobSnapshot,
+    kind: IncidentKind,
+    reasons: tuple[str, ...],
+    *,
+    exclude: tuple[NodeName, ...],
+    held: tuple[str, ...] = (),
+    blame: NodeName | None = None,
+    leaf: str = "",
+    since_s: float = 0.0,
+) -> Verdict:
+    if not job.requeueable:
+        reasons = (*reasons, "the job may not be requeued (--no-requeue)")
+    return Verdict(
+        kind=kind,
+        remedy=Remedy.RESTART if job.requeueable and not held else Remedy.NOTHING,
+        reasons=(*reasons, *held),
+        attempt=job.attempt,
+        node=blame,
+        leaf=leaf,
+        since_s=since_s,
+        exclude=exclude,
+    )
+
+
+# What Slurm itself did or counts.
+
+
+def endings(snapshot: Snapshot) -> list[Verdict]:
+    """Return how jobs were ended, as far as their launchers have not said it already."""
+    ended = [(job, *_KINDS[job.state]) for job in snapshot.jobs if job.state in _KINDS]
+    return [
+        Verdict(kind=kind, remedy=Remedy.NOTHING, reasons=(why,), attempt=job.attempt)
+        for job, kind, why in ended
+        if job.phase is not Phase.SUCCEEDED and kind not in job.told
+    ]
+
+
+def leaked_gpus(snapshot: Snapshot, policy: WatchPolicy) -> list[Verdict]:
+    """Return that GPUs have leaked, with the cure for an operator to decide on; it is never done from here."""
+    nodes = [node for node in snapshot.nodes.values() if node.leaked_gpus and node.leaked_s >= policy.leak_s]
+    if not nodes:
+        return []
+    gpus, names = counted(sum(node.leaked_gpus for node in nodes), "GPU"), sorted(node.name for node in nodes)
+    why = (f"{gpus} counted as used on idle nodes ({listed(names)})", "`scontrol reconfigure` frees them")
+    since_s = max(node.leaked_s for node in nodes)
+    return [Verdict(kind=IncidentKind.GRES_LEAKED, remedy=Remedy.NOTHING, reasons=why, since_s=since_s)]
+
+
+# What came may pass by itself: is it over?
+
+
+def is_over(kind: IncidentKind, node: NodeName | None, leaf: str, snapshot: Snapshot, policy: WatchPolicy) -> bool:  # noqa: PLR0911 - one for each kind
+    """Whether what was judged before, and is not judged now, is seen to be over; not seen is not over."""
+    there = snapshot.nodes.get(node) if node else None
+    if node and there is None:
+        return True  # Slurm knows no such node any more
+    match kind:
+        case IncidentKind.NODE_SICK:
+            return there is not None and _tells(there, policy) and not counting(there, storage_frozen=False)
+        case IncidentKind.SLURMD_LOST:
+            return there is not None and not there.down and _has_slurmd(there)
+        case IncidentKind.STORAGE_FROZEN:
+            return any(_tells(one, policy) for one in snapshot.nodes.values()) or bool(snapshot.jobs)
+        case IncidentKind.GRES_LEAKED:
+            return not any(one.leaked_gpus for one in snapshot.nodes.values())
+        case IncidentKind.SWITCH_SUSPECT:
+            below = [one for one in snapshot.nodes.values() if one.leaf == leaf]
+            return all(_has_slurmd(one) and not one.down and not one.of_leaf for one in below)
+        case _:
+            return True
+
+
+def _tells(node: NodeSnapshot, policy: WatchPolicy) -> bool:
+    return node.heard_s is not None and node.heard_s < policy.told_s
+
+
+def _has_slurmd(node: NodeSnapshot) -> bool:
+    return node.slurmd is ProbeResult.ANSWERS or (node.slurmd is ProbeResult.UNKNOWN and node.responding)

@@ -1,0 +1,329 @@
+"""The next command of an action, from what Slurm says now. Pure.
+
+An action is not a script with a place in it: after each command, and after a restart of the watchdog, what comes
+next follows from what is true. So a watchdog killed between two commands finishes on return, and none is sent
+twice once Slurm shows that it has worked.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from deeplink.scheduler.recovery.evidence import TAG, Remedy
+from deeplink.scheduler.recovery.records import IncidentKind
+from deeplink.scheduler.recovery.resubmission import left_for, ours_in_comment, with_our_comment
+from deeplink.scheduler.slurm.parse import OF_A_WHOLE
+from deeplink.scheduler.slurm.states import HELD, LAUNCH_FAILED, JobState
+
+if TYPE_CHECKING:
+    from deeplink.core.types import Attempt, NodeName
+    from deeplink.scheduler.recovery.records import ActionRecord
+    from deeplink.scheduler.slurm.parse import JobRow, NodeRow
+
+SETTLE_S = 10.0  # a command that shows no effect for so long is sent again (it was lost, or its sender was killed)
+NEXT_SECOND_S = 1.1
+"""A job that is started again in the second in which its last run was ended, on a node of that run, is lost:
+slurmd has revoked what was signed up to that second ("Killing non-startable batch job: Job credential revoked",
+measured with 22.05)."""
+RESUBMITTED = "resubmitted as job"  # so begins the result of an action that ended in another job
+RELAX_S = 15.0  # a job that waits in the queue for so long after its release may use the nodes we excluded again
+LONGEST_S = 600.0  # an action that has not ended after so long is given up; the next verdict may begin another
+LISTEN_S = 3.0
+"""Whoever takes up the intent of a watchdog that was killed, or stopped, first hears the launcher for so long: it
+may have helped itself meanwhile."""
+WELL_S = 30.0  # that a node is well again is true for so long; then it is to be seen again
+
+
+class RecoveryStep(Enum):
+    """One command, or none."""
+
+    COMMENT = "comment"
+    DRAIN = "drain"
+    DOWN = "down"
+    RESUME = "resume"
+    EXPLAIN = "explain"  # in the job's own comment
+    HOLD = "hold"
+    REQUEUE_HOLD = "requeue and hold"
+    DROP_NODES = "drop nodes"  # what is dead, out of the job's allocation
+    REQUEUE = "requeue"
+    RELEASE = "release"
+    RELAX = "relax"
+    SUBMIT = "submit anew"  # held, in place of the job
+    HAND_OVER = "hand over"  # to its replacement: from here on the job is to be cancelled
+    CANCEL = "cancel"
+    LET_GO = "let go"  # the replacement
+    CANCEL_REPLACEMENT = "cancel replacement"
+    WAIT = "wait"
+    DONE = "done"
+    GIVE_UP = "give up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionFacts:
+    """What is true about an action's job or node now."""
+
+    node: NodeRow | None = None  # as Slurm tells it; None: it is about none, or Slurm does not know it
+    job: JobRow | None = None  # the job; None when the action is about none, or Slurm does not know it any more
+    answers: bool | None = None  # the node's slurmd, our probes; None: unknown, or not silent for long
+    unreachable: tuple[NodeName, ...] = ()  # allocated nodes that neither answer nor are down by Slurm's word
+    age_s: float = 0.0  # since the intent was written
+    sent: dict[RecoveryStep, float]  # commands sent, and for how long they have had time to work
+    refused: frozenset[RecoveryStep] = frozenset()  # commands that Slurm refused, and would refuse again
+    returned_s: float = math.inf  # since we took the action up; inf: we began it, and were there all the time
+    goes_on: bool = False  # the launcher has told us since that its job goes on: it needs no help any more
+    comment: str | None = None  # of the job, as it is; None when it was not asked for
+    given_up: bool = False  # the unreachable nodes are those that the verdict calls dead, silent for long enough
+    being_downed: bool = False  # an action of ours is about to set one of them down
+    may_resubmit: bool = False  # the job may be submitted again, which helps it sooner than Slurm does
+    replacement: JobRow | None = None  # the job that was submitted in place of this one
+    excluded_is_silent: bool = False  # and Slurm would start the job on it all the same
+    kept_off: bool = False  # nodes that we exclude are on record, of this restart or of an earlier one
+    waits_s: float = math.inf  # for how long we have seen the job wait in the queue, at least
+
+    def lately(self, step: RecoveryStep) -> bool:
+        """Whether a command was sent and may still be working."""
+        return self.sent.get(step, SETTLE_S) < SETTLE_S
+
+
+@dataclass(frozen=True, slots=True)
+class NextCommand:
+    """What to do next, and why."""
+
+    step: RecoveryStep
+    why: str = ""
+
+
+def _give(step: RecoveryStep, facts: ActionFacts, why: str = "") -> NextCommand:
+    """Return a command as what comes next, or that one given lately is waited for."""
+    return NextCommand(RecoveryStep.WAIT if facts.lately(step) else step, why)
+
+
+def next_command(action: ActionRecord, facts: ActionFacts) -> NextCommand:  # noqa: PLR0911 - one return for each remedy
+    """Return the next step of an action; WAIT when only time can help."""
+    remedy = Remedy(action.remedy)
+    if remedy is Remedy.RESTART and (promised := _replacement_step(action, facts)):
+        return promised
+    if facts.age_s > LONGEST_S:
+        return NextCommand(RecoveryStep.GIVE_UP, f"not done after {LONGEST_S:.0f} s")
+    match remedy:
+        case Remedy.DRAIN | Remedy.DRAIN_DOWN:
+            sick = f"-{IncidentKind.NODE_SICK}-" in action.incident
+            return _node_step(facts, down=remedy is Remedy.DRAIN_DOWN, dead=not sick)
+        case Remedy.RESUME:
+            return _resume_step(facts)
+        case Remedy.RESTART:
+            return _job_step(action, facts)
+        case Remedy.COMMENT:
+            return _comment_step(action, facts)
+        case Remedy.HOLD:
+            return _hold_step(action, facts)
+        case Remedy.NOTHING:
+            return NextCommand(RecoveryStep.DONE, "nothing to do")
+
+
+def _comment_step(action: ActionRecord, facts: ActionFacts) -> NextCommand:
+    if facts.node is None:
+        return NextCommand(RecoveryStep.GIVE_UP, "Slurm does not know the node")
+    if with_our_comment(facts.node.comment, action.reason) == facts.node.comment:
+        return NextCommand(RecoveryStep.DONE, "the node's comment says it")
+    if facts.node.comment != ours_in_comment(facts.node.comment):
+        return NextCommand(RecoveryStep.DONE, "reported only: the node already has an administrator's comment")
+    if RecoveryStep.COMMENT in facts.refused:
+        return NextCommand(RecoveryStep.GIVE_UP, "Slurm refused: the watchdog lacks an operator's rights")
+    return _give(RecoveryStep.COMMENT, facts)
+
+
+def _beyond_help(job: JobRow) -> NextCommand | None:
+    """Return the end of an action whose job is over, or cannot be started again alone."""
+    if job.state.final:
+        return NextCommand(RecoveryStep.DONE, f"the job ended: {job.state.value}")
+    return NextCommand(RecoveryStep.GIVE_UP, OF_A_WHOLE) if job.address.is_component else None
+
+
+def _hold_step(action: ActionRecord, facts: ActionFacts) -> NextCommand:  # noqa: PLR0911 - a ladder: one return for each rung
+    job = facts.job
+    if job is None or action.attempt is None:
+        return NextCommand(RecoveryStep.DONE, "Slurm does not know the job any more")
+    if end := _beyond_help(job):
+        return end
+    # The reason comes first: whoever finds the job held finds it there.
+    said = facts.comment is None or with_our_comment(facts.comment, action.reason) == facts.comment
+    if not said and RecoveryStep.EXPLAIN not in facts.refused and RecoveryStep.EXPLAIN not in facts.sent:
+        return NextCommand(RecoveryStep.EXPLAIN)
+    if job.held:
+        return NextCommand(RecoveryStep.DONE, f"held; `scontrol release {job.label}` lets it go")
+    if RecoveryStep.HOLD in facts.refused or RecoveryStep.REQUEUE_HOLD in facts.refused:
+        return NextCommand(RecoveryStep.GIVE_UP, "Slurm refused to hold the job")
+    if job.state is JobState.PENDING:
+        return _give(RecoveryStep.HOLD, facts)
+    if job.state is not JobState.RUNNING:
+        return NextCommand(RecoveryStep.WAIT, job.state.value.lower())
+    return _end_held(facts, started_again=job.restarts > action.attempt.restart)
+
+
+def _end_held(facts: ActionFacts, *, started_again: bool) -> NextCommand:
+    if started_again:
+        # By its user's `scontrol release`, maybe. Should it fail again, that is another verdict.
+        return NextCommand(RecoveryStep.GIVE_UP, "the job was started again meanwhile")
+    if unneeded := _unneeded(facts, RecoveryStep.REQUEUE_HOLD):
+        return unneeded
+    if facts.unreachable:
+        return NextCommand(RecoveryStep.WAIT, f"until {', '.join(facts.unreachable)} is down")
+    return _give(RecoveryStep.REQUEUE_HOLD, facts)
+
+
+def _unneeded(facts: ActionFacts, step: RecoveryStep) -> NextCommand | None:
+    """Return what comes in place of ending a job's run by this step; None where that is needed, or under way."""
+    if facts.lately(step):
+        return None
+    if facts.goes_on:
+        return NextCommand(RecoveryStep.GIVE_UP, "the job goes on by itself")
+    if facts.returned_s < LISTEN_S:
+        return NextCommand(RecoveryStep.WAIT, "for a word of its launcher")
+    return None
+
+
+def _node_step(facts: ActionFacts, *, down: bool, dead: bool) -> NextCommand:  # noqa: PLR0911 - a ladder: one return for each rung
+    node = facts.node
+    if node is None:
+        return NextCommand(RecoveryStep.GIVE_UP, "Slurm does not know the node")
+    if dead and facts.answers:
+        return NextCommand(RecoveryStep.GIVE_UP, "the node answers again")
+    if node.down:
+        return NextCommand(RecoveryStep.DONE, "down")
+    if not node.drained and RecoveryStep.DRAIN not in facts.refused:
+        if dead and facts.answers is None:
+            return NextCommand(RecoveryStep.WAIT, "not probed yet")
+        return _give(RecoveryStep.DRAIN, facts)
+    if not down and node.drained:
+        return NextCommand(RecoveryStep.DONE, "drained")
+    if RecoveryStep.DRAIN in facts.refused or RecoveryStep.DOWN in facts.refused:
+        return NextCommand(RecoveryStep.GIVE_UP, "Slurm refused: the watchdog lacks an operator's rights")
+    if facts.answers is None:
+        return NextCommand(RecoveryStep.WAIT, "not probed yet")
+    return _give(RecoveryStep.DOWN, facts)
+
+
+def _resume_step(facts: ActionFacts) -> NextCommand:  # noqa: PLR0911 - a ladder: one return for each rung
+    if facts.node is None:
+        return NextCommand(RecoveryStep.GIVE_UP, "Slurm does not know the node")
+    if not facts.node.drained and not facts.node.down:
+        return NextCommand(RecoveryStep.DONE, "in service")
+    if RecoveryStep.RESUME in facts.refused:
+        return NextCommand(RecoveryStep.GIVE_UP, "Slurm refused")
+    if not facts.node.reason.startswith(TAG):
+        return NextCommand(RecoveryStep.GIVE_UP, "somebody else has taken it out of service since")
+    if facts.answers is False or facts.age_s > WELL_S:
+        return NextCommand(RecoveryStep.GIVE_UP, "it may not be well any more")
+    if facts.answers is None:
+        return NextCommand(RecoveryStep.WAIT, "not probed yet")
+    return _give(RecoveryStep.RESUME, facts)
+
+
+_COMING = frozenset({JobState.CONFIGURING, JobState.RUNNING})
+
+
+def _job_step(action: ActionRecord, facts: ActionFacts) -> NextCommand:  # noqa: PLR0911 - a ladder: one return for each rung
+    job, attempt = facts.job, action.attempt
+    if job is None or attempt is None:
+        return NextCommand(RecoveryStep.DONE, "Slurm does not know the job any more")
+    if end := _beyond_help(job):
+        return end
+    if job.held:
+        return NextCommand(RecoveryStep.GIVE_UP, f"the job is held; `scontrol release {job.label}` lets it go")
+    if job.state is JobState.PENDING:
+        return _waiting_step(action, facts, job)
+    if job.restarts > attempt.restart:
+        return (
+            NextCommand(RecoveryStep.DONE, "running again")
+            if job.state in _COMING
+            else NextCommand(RecoveryStep.WAIT)
+        )
+    if job.state is not JobState.RUNNING:
+        return NextCommand(RecoveryStep.WAIT, job.state.value.lower())
+    if RecoveryStep.REQUEUE in facts.refused:
+        return NextCommand(RecoveryStep.GIVE_UP, "Slurm refused to requeue the job")
+    if unneeded := _unneeded(facts, RecoveryStep.REQUEUE):
+        return unneeded
+    if facts.unreachable:
+        # A requeue now would hang in COMPLETING until Slurm's own timeout, and with GRES lose the job.
+        return _unreachable_step(facts, job)
+    return _give(RecoveryStep.REQUEUE, facts)
+
+
+def _replacement_step(action: ActionRecord, facts: ActionFacts) -> NextCommand | None:  # noqa: PLR0911 - one return for each rung
+    """What follows once a job was submitted in place of this one; None where none was, or it came to nothing."""
+    job, replacement, attempt = facts.job, facts.replacement, action.attempt
+    if replacement is None or attempt is None:
+        return None
+    handed_over = ours_in_comment(facts.comment or "") == left_for(replacement.id)
+    if not _is_held(replacement, facts, handed_over=handed_over):
+        if replacement.state.final and not handed_over:
+            return None  # dismissed
+        return NextCommand(RecoveryStep.DONE, f"{RESUBMITTED} {replacement.id}")
+    # However long whoever began this was away: what was promised to the old job's user is done.
+    late = min(facts.age_s, facts.returned_s) > LONGEST_S
+    if RecoveryStep.LET_GO in facts.refused or (
+        late and (handed_over or facts.sent.get(RecoveryStep.CANCEL_REPLACEMENT, 0.0) >= SETTLE_S)
+    ):
+        release = f"`scontrol release {replacement.label}` lets it go"
+        return NextCommand(
+            RecoveryStep.GIVE_UP, f"job {replacement.id}, submitted in its place, is held; {release}"
+        )
+    if handed_over:
+        over = job is None or job.state.final or job.state is JobState.COMPLETING
+        return _give(RecoveryStep.LET_GO if over else RecoveryStep.CANCEL, facts)
+    if late or not _needs_replacement(job, attempt, facts):
+        return _give(RecoveryStep.CANCEL_REPLACEMENT, facts)
+    if not facts.given_up:
+        return NextCommand(RecoveryStep.WAIT, "not probed long enough")
+    return _give(RecoveryStep.HAND_OVER, facts)
+
+
+def _is_held(replacement: JobRow, facts: ActionFacts, *, handed_over: bool) -> bool:
+    """Whether the replacement waits to be let go, as it was submitted; a time to begin hides that for a moment."""
+    hidden = not handed_over or (replacement.reason == "BeginTime" and RecoveryStep.LET_GO not in facts.sent)
+    return replacement.state is JobState.PENDING and (replacement.reason.startswith(HELD) or hidden)
+
+
+def _needs_replacement(job: JobRow | None, attempt: Attempt, facts: ActionFacts) -> bool:
+    """Whether nothing else helps the job: its user has not cancelled it, nor was Slurm, or its host, quicker."""
+    if job is None or job.state is not JobState.RUNNING or job.restarts > attempt.restart:
+        return False
+    return job.batch_host in facts.unreachable
+
+
+def _unreachable_step(facts: ActionFacts, job: JobRow) -> NextCommand:
+    """What can be done while an allocated node is unreachable and Slurm has not given it up."""
+    wait = NextCommand(RecoveryStep.WAIT, f"until {', '.join(facts.unreachable)} is down")
+    if facts.being_downed or not facts.given_up:
+        return wait
+    # Slurm takes the batch host out of no job (measured).
+    if job.batch_host not in facts.unreachable and RecoveryStep.DROP_NODES not in facts.refused:
+        return wait if facts.lately(RecoveryStep.DROP_NODES) else NextCommand(RecoveryStep.DROP_NODES)
+    if not facts.may_resubmit or RecoveryStep.SUBMIT in facts.refused or facts.lately(RecoveryStep.SUBMIT):
+        return wait
+    return NextCommand(RecoveryStep.SUBMIT)
+
+
+def _waiting_step(action: ActionRecord, facts: ActionFacts, job: JobRow) -> NextCommand:  # noqa: PLR0911 - one for each rung
+    if RecoveryStep.RELEASE in facts.refused:
+        return NextCommand(RecoveryStep.GIVE_UP, "Slurm refused to clear the hold")
+    released = facts.sent.get(RecoveryStep.RELEASE)
+    if released is None and min(facts.waits_s, facts.sent.get(RecoveryStep.REQUEUE, math.inf)) < NEXT_SECOND_S:
+        return NextCommand(RecoveryStep.WAIT, "for the second after its end")
+    if released is None or (job.reason in {"BeginTime", LAUNCH_FAILED} and released >= SETTLE_S):
+        return NextCommand(RecoveryStep.RELEASE)
+    if RecoveryStep.RELAX in facts.sent and facts.kept_off and RecoveryStep.RELAX not in facts.refused:
+        return _give(RecoveryStep.RELAX, facts, "it showed no effect")
+    if RecoveryStep.RELAX not in facts.sent:
+        if released < RELAX_S:
+            return NextCommand(RecoveryStep.WAIT, "released")
+        if facts.excluded_is_silent:
+            return NextCommand(RecoveryStep.WAIT, "until Slurm knows that the node is dead")
+        if action.exclude or facts.kept_off:
+            return NextCommand(RecoveryStep.RELAX, "no other nodes are free")
+    return NextCommand(RecoveryStep.DONE, f"waits in the queue: {job.reason or 'no reason given'}")

@@ -1,1 +1,0 @@
-"""The fault laboratory: one fault at a time, put into a sandbox and taken out again."""

@@ -1,1 +1,0 @@
-"""What a user sees of jobs: gathered from Slurm and from what jobs leave behind, and put into words."""

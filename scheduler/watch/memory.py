@@ -1,0 +1,375 @@
+"""What the loop remembers between two looks: of the journal, and of the nodes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from deeplink.scheduler.recovery.evidence import ProbeResult
+from deeplink.scheduler.recovery.node_rules import bars_return
+from deeplink.scheduler.recovery.records import (
+    BLAMELESS,
+    KNOWN_LATER,
+    NODE_LOST,
+    OF_THE_APPLICATION,
+    IncidentKind,
+    IncidentOutcome,
+)
+from deeplink.scheduler.slurm.states import UNSETTLED_FLAGS, NodeState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from deeplink.core.clock import Clock
+    from deeplink.core.types import Attempt, NodeName
+    from deeplink.scheduler.journal.journal import Journal
+    from deeplink.scheduler.liveness.heartbeats import AgentReport, LauncherHeartbeat
+    from deeplink.scheduler.recovery.evidence import NodeSnapshot, Snapshot, WatchPolicy
+    from deeplink.scheduler.recovery.records import Incident, JobRecord
+    from deeplink.scheduler.slurm.parse import NodeRow
+
+RECENT_INCIDENTS = 16
+OF_ALL_STARTS = 256
+REREAD_S = 30.0  # what is not known to have changed is read again after so long all the same
+PROGRESS_S = 3.0  # how old a count of fruitless starts may be: less than any hang takes to be one
+LATER_S = 10.0  # a boot time is counted back from the node's clock: a smaller step of it is no boot
+LEAKS_EVERY_S = 60.0
+LEAKS_AGAIN_S = 15.0  # how often GPUs are counted: in calm, and while some seem to have leaked
+REMEMBERED_S = 86_400.0
+PATIENCE_S = 30.0  # how long after its return we wait for a node's agent to tell its kernel, where one told before
+MOST_REMEMBERED = 1_024
+_OF_THE_CLUSTER: frozenset[str] = NODE_LOST | {
+    IncidentKind.SWITCH_SUSPECT,
+    IncidentKind.LAUNCHER_LOST,
+    IncidentKind.LAUNCH_FAILED,
+    IncidentKind.PREEMPTED,
+    IncidentKind.STORAGE_FROZEN,
+}
+_NO_REASON = frozenset(
+    {IncidentKind.RANK_FAILED, IncidentKind.STRAGGLER, IncidentKind.STORAGE_FROZEN, IncidentKind.AGENTS_SILENT}
+)
+"""Kinds for which no one starts a job again: one that is in the queue went there by its user's will."""
+_State = tuple["Attempt", int]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptMemory:
+    """What is on record of one attempt."""
+
+    told: frozenset[str] = frozenset()  # kinds of its incidents that have not recovered
+    suspects: tuple[NodeName, ...] = ()  # nodes that those blame
+    rescued: bool = False  # one of them is of a kind that a restart is to cure
+
+
+@dataclass(slots=True, kw_only=True)
+class JournalCache:
+    """The loop's memory of the journal. One thread only.
+
+    Who writes an incident or begins an action beside the launchers' heartbeats says so by `changed`.
+    """
+
+    journal: Journal
+    clock: Clock
+    _of_jobs: dict[int, tuple[_State, float, AttemptMemory]] = field(default_factory=dict)
+    _fruitless: dict[int, tuple[_State, float, int]] = field(default_factory=dict)
+    _drained: tuple[float, dict[NodeName, float]] | None = None
+    _open: tuple[float, int] | None = None
+
+    def changed(self, job: int | None = None) -> None:
+        """Forget what is known of a job, and of what we drained."""
+        self._drained = self._open = None
+        if job is not None:
+            self._of_jobs.pop(job, None)
+            self._fruitless.pop(job, None)
+
+    def forget(self, jobs: set[int]) -> None:
+        """Drop every job that is not among these."""
+        for job in self._of_jobs.keys() - jobs:
+            del self._of_jobs[job]
+            self._fruitless.pop(job, None)
+
+    def drained(self) -> dict[NodeName, float]:
+        """Return the nodes we ever set out to drain, and when last."""
+        now = self.clock.monotonic()
+        if self._drained is None or now - self._drained[0] > REREAD_S:
+            self._drained = (now, self.journal.drained())
+        return self._drained[1]
+
+    def open_incidents(self) -> int:
+        """Return how many incidents have no end."""
+        now = self.clock.monotonic()
+        if self._open is None or now - self._open[0] > REREAD_S:
+            self._open = (now, self.journal.open_incidents())
+        return self._open[1]
+
+    def of(self, heard: LauncherHeartbeat) -> AttemptMemory:
+        """Return what is on record of the attempt that sent heartbeats."""
+        state, now = (heard.beat.attempt, heard.tellings), self.clock.monotonic()
+        known = self._of_jobs.get(heard.beat.attempt.job)
+        if known and known[0] == state and now - known[1] < REREAD_S:
+            return known[2]
+        remembered = self._read(heard.beat.attempt)
+        self._of_jobs[heard.beat.attempt.job] = (state, now, remembered)
+        self._open = None
+        return remembered
+
+    def _read(self, attempt: Attempt) -> AttemptMemory:
+        # Failed counts too: a launcher that Slurm ends while it waits for rescue gives its incident that end.
+        hits = [
+            hit
+            for hit in self.journal.incidents(job=attempt.job, limit=RECENT_INCIDENTS)
+            if hit.attempt == attempt and hit.outcome is not IncidentOutcome.RECOVERED
+        ]
+        return AttemptMemory(
+            told=frozenset(hit.kind for hit in hits),
+            suspects=tuple(sorted({hit.node for hit in hits if hit.node and hit.kind not in BLAMELESS})),
+            rescued=any(hit.kind not in _NO_REASON for hit in hits),
+        )
+
+    def fruitless(self, heard: LauncherHeartbeat) -> int:
+        """Return how many starts of the job in a row failed by themselves without a new step."""
+        state, now = (heard.beat.attempt, heard.tellings), self.clock.monotonic()
+        number = heard.beat.attempt.job
+        known = self._fruitless.get(number)
+        if known and known[0] == state and now - known[1] < PROGRESS_S:
+            return known[2]
+        job = self.journal.job(number)
+        count = fruitless_starts(job, self.journal.incidents(job=number, limit=OF_ALL_STARTS)) if job else 0
+        self._fruitless[number] = (state, now, count)
+        return count
+
+
+def fruitless_starts(job: JobRecord, incidents: Iterable[Incident]) -> int:
+    """Return how many starts of a job in a row, the newest among them, failed by themselves without a new step."""
+    # A start (Slurm's count of restarts) counts when it came no further than those before it, when its record
+    # blames no node, switch, storage or start of the ranks, and when it does blame the application; of the newest
+    # one, which may have no record yet, the caller knows what it died of. A job that reports no steps is judged by
+    # its incidents alone.
+    causes = defaultdict(set)
+    for incident in incidents:
+        if incident.attempt:
+            causes[incident.attempt.restart].add(incident.kind)
+    best: int | None = None
+    count = 0
+    starts = sorted({record.attempt.restart for record in job.attempts})
+    for start in starts:
+        steps = [
+            record.last_step
+            for record in job.attempts
+            if record.attempt.restart == start and record.last_step is not None
+        ]
+        reached = max(steps, default=None)
+        further = reached is not None and (best is None or reached > best)
+        blamed = causes[start] & OF_THE_APPLICATION or start == starts[-1]
+        failed = not further and not causes[start] & _OF_THE_CLUSTER and bool(blamed)
+        count = count + 1 if failed else 0
+        best = reached if further else best
+    return count
+
+
+# Nodes: their boots, leaked GPUs, health, and return after a loss.
+
+
+class BootAges(NamedTuple):
+    """How long ago a node booted, in seconds; None where that was not seen."""
+
+    booted_s: float | None  # since Slurm's boot time of it moved on
+    slurmd_restarted_s: float | None  # since its slurmd was seen to have been started again
+    slurmd_age_s: float | None  # since its slurmd was started, by the node's own clock; None: still to come
+
+
+@dataclass(slots=True)
+class BootHistory:
+    """Slurm's boot times of the nodes and of their slurmds, and when each moved on."""
+
+    _shown: dict[NodeName, str] = field(default_factory=dict)
+    _moved_at: dict[NodeName, float] = field(default_factory=dict)
+    _started: dict[NodeName, str] = field(default_factory=dict)
+    _started_unix: dict[NodeName, float] = field(default_factory=dict)
+    _restarted_at: dict[NodeName, float] = field(default_factory=dict)
+
+    def note(self, rows: Iterable[NodeRow], now: float) -> None:
+        """Note what Slurm shows at `now`, monotonic."""
+        for row in rows:
+            if row.slurmd_started and row.slurmd_started != self._started.get(row.name):
+                if row.name in self._started:
+                    self._restarted_at[row.name] = now
+                self._started[row.name] = row.slurmd_started
+                self._started_unix[row.name] = boot_unix(row.slurmd_started)
+            before = self._shown.get(row.name)
+            if not row.boot_time or before == row.boot_time:
+                continue  # Slurm 22.05 shows none for a while after a node was resumed (measured)
+            self._shown[row.name] = row.boot_time
+            if before is not None and 0 < boot_unix(before) < boot_unix(row.boot_time) - LATER_S:
+                self._moved_at[row.name] = now
+
+    def of(self, name: NodeName, now: float, unix: float) -> BootAges:
+        """Return what Slurm has shown of the boots of a node until now, monotonic and in Unix time."""
+        moved, again = self._moved_at.get(name), self._restarted_at.get(name)
+        started = self._started_unix.get(name, 0.0)
+        return BootAges(
+            None if moved is None else now - moved,
+            None if again is None else now - again,
+            unix - started if 0 < started <= unix else None,
+        )
+
+
+def boot_unix(shown: str) -> float:
+    """Return a boot time as Slurm prints it in Unix time; 0 where it is none.
+
+    >>> boot_unix("2026-11-22T11:30:01") - boot_unix("2026-11-22T11:29:01"), boot_unix("Unknown")
+    (60.0, 0.0)
+    """
+    try:
+        return datetime.fromisoformat(shown).astimezone().timestamp()
+    except ValueError:
+        return 0.0
+
+
+@dataclass(slots=True)
+class LeakHistory:
+    """GPUs that Slurm counts as used on nodes without a job, and since when that is seen."""
+
+    seen: dict[NodeName, tuple[float, float, int]] = field(default_factory=dict)  # first, last, how many
+    _looked: float = float("-inf")
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to count again."""
+        return now - self._looked >= (LEAKS_AGAIN_S if self.seen else LEAKS_EVERY_S)
+
+    def hasten(self, now: float) -> None:
+        """Count again soon: something was done to a node or a job."""
+        self._looked = min(self._looked, now - LEAKS_EVERY_S + LEAKS_AGAIN_S)
+
+    def note(self, rows: Iterable[NodeRow], taken: Collection[NodeName], now: float) -> None:
+        """Note a count."""
+        self._looked = now
+        self.seen = {
+            row.name: (self.seen[row.name][0] if row.name in self.seen else now, now, row.gpus_used)
+            for row in rows
+            if row.gpus_used
+            and row.state is NodeState.IDLE
+            and not row.flags & UNSETTLED_FLAGS
+            and row.name not in taken
+        }
+
+
+@dataclass(slots=True)
+class HealthHistory:
+    """For how long standing agents have had nothing to say against nodes that are out of service."""
+
+    _since: dict[NodeName, float] = field(default_factory=dict)
+
+    def note(
+        self, out: Collection[NodeName], said: Mapping[NodeName, AgentReport], now: float, policy: WatchPolicy
+    ) -> None:
+        """Note what is said of the nodes that we drained."""
+        well = {name for name in out if name in said and _well(said[name], policy)}
+        self._since = {name: self._since.get(name, now) for name in well}
+
+    def age_s(self, name: NodeName, now: float) -> float:
+        """Return for how long the node has been well; 0 when it is not, or no one says."""
+        since = self._since.get(name)
+        return 0.0 if since is None else now - since
+
+
+def _well(word: AgentReport, policy: WatchPolicy) -> bool:
+    # Heard of itself, not taken from the journal, and lately.
+    told = word.heard_s is not None and word.attended_s is not None and word.attended_s < policy.told_s
+    return told and not any(map(bars_return, word.findings))
+
+
+@dataclass(slots=True)
+class _Lost:
+    incident: str
+    began_unix: float
+    at: float
+    boot_id: str
+    missed: bool = False  # by Slurm, since then
+    back_at: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ReturnedNodes:
+    """Waits for lost nodes to come back. One thread only."""
+
+    journal: Journal
+    clock: Clock
+    say: Callable[[str], None]
+    _lost: dict[NodeName, _Lost] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Wait for those that were lost while another led, too."""
+        since = self.clock.unix() - REMEMBERED_S
+        for incident in reversed(self.journal.incidents(since_unix=since, limit=MOST_REMEMBERED)):
+            if incident.node and incident.kind in NODE_LOST - KNOWN_LATER:
+                self.lose(incident, "")
+
+    def lose(self, incident: Incident, boot_id: str) -> None:
+        """Wait for the node of this incident; `boot_id` is the kernel it had, empty where unknown."""
+        if incident.node and incident.kind in NODE_LOST - KNOWN_LATER:
+            before = self._lost.get(incident.node)
+            if before is None or before.incident != incident.id:
+                self._lost[incident.node] = _Lost(
+                    incident.id, incident.began_unix, self.clock.monotonic(), boot_id
+                )
+            if len(self._lost) > MOST_REMEMBERED:
+                del self._lost[next(iter(self._lost))]
+
+    def note(self, snapshot: Snapshot) -> None:
+        """Tell of those that are back."""
+        if not self._lost or not snapshot.controller:
+            return
+        now = self.clock.monotonic()
+        for name, lost in list(self._lost.items()):
+            node = snapshot.nodes.get(name)
+            if node is None or now - lost.at > REMEMBERED_S:
+                del self._lost[name]
+                continue
+            lost.missed = lost.missed or node.down or not node.responding
+            lost.back_at = (lost.back_at or now) if self._is_back(node, lost, now) else None
+            kind = _what_it_was(node, lost, now) if lost.back_at is not None else None
+            if kind:
+                del self._lost[name]
+                self._tell(name, lost, kind)
+
+    @staticmethod
+    def _is_back(node: NodeSnapshot, lost: _Lost, now: float) -> bool:
+        if node.slurmd.away or node.down or not node.responding:
+            return False
+        # That Slurm hears it says something only where it had noticed the loss.
+        return node.slurmd is ProbeResult.ANSWERS or _heard_after(node, lost, now) or lost.missed
+
+    def _tell(self, name: NodeName, lost: _Lost, kind: IncidentKind) -> None:
+        known = self.journal.incident(lost.incident)
+        if known is None:
+            return
+        after = self.clock.unix() - lost.began_unix
+        rebooted = kind is IncidentKind.NODE_REBOOTED
+        which = "another kernel: it had rebooted" if rebooted else "the kernel it had: it was cut off"
+        evidence = f"{name} came back after {after:.0f} s with {which}"
+        self.journal.record_incident(replace(known, kind=kind, evidence=evidence))
+        self.journal.record_moment(lost.incident, self.clock.unix(), evidence)
+        self.say(f"{lost.incident}: {evidence}")
+
+
+def _heard_after(node: NodeSnapshot, lost: _Lost, now: float) -> bool:
+    return node.heard_s is not None and now - node.heard_s > lost.at
+
+
+def _what_it_was(node: NodeSnapshot, lost: _Lost, now: float) -> IncidentKind | None:
+    """Return which it was; None while that is not known."""
+    if lost.boot_id and node.boot_id and (node.boot_id != lost.boot_id or _heard_after(node, lost, now)):
+        return IncidentKind.NODE_REBOOTED if node.boot_id != lost.boot_id else IncidentKind.NODE_CUT_OFF
+    if lost.boot_id and lost.back_at is not None and now - lost.back_at < PATIENCE_S:
+        return None
+    booted = boot_unix(node.boot_shown)
+    if not booted:
+        return None
+    if booted > lost.began_unix - LATER_S:
+        return IncidentKind.NODE_REBOOTED
+    # With a new slurmd the boot time may be one that was written down before.
+    anew = node.slurmd_restarted_s is not None and node.slurmd_restarted_s < now - lost.at
+    return None if anew else IncidentKind.NODE_CUT_OFF

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import fsspec
+import pytest
+
+from deeplink.cache.catalog import Catalog
+from deeplink.cache.errors import HomeError
+from deeplink.cache.packer import pack
+from deeplink.cache.source.home import open_home
+from deeplink.cache.store.store import Store
+from deeplink.core.types import ShardId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from deeplink.core.config import Config
+
+SHARD = ShardId("ab" * 20)
+
+
+@pytest.fixture(params=["folder", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "folder":
+        yield str(tmp_path / "home")
+        return
+    yield "memory://home"
+    memory = fsspec.filesystem("memory")
+    if memory.exists("/home"):
+        memory.rm("/home", recursive=True)
+
+
+def test_what_is_put_comes_back_and_is_put_once(url: str, tmp_path: Path) -> None:
+    home = open_home(url)
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * 5_000_000)
+    assert not home.has(SHARD, 5_000_000)
+    assert home.put(SHARD, file)
+    assert home.has(SHARD, 5_000_000)
+    assert not home.has(SHARD, 4_999_999)
+    assert not home.put(SHARD, file)
+    assert b"".join(home.fetch(SHARD, 5_000_000)) == file.read_bytes()
+    with pytest.raises(HomeError):
+        list(home.fetch(SHARD, 5_000_001))
+    with pytest.raises(HomeError):
+        list(home.fetch(ShardId("cd" * 20), 1))
+
+
+def test_a_home_that_cannot_be_used_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(HomeError):
+        open_home(str(tmp_path / "file")).put(SHARD, tmp_path / "file")
+    with pytest.raises(HomeError):
+        open_home("nosuchkind://x/y")
+    with pytest.raises(HomeError) as refused:
+        open_home("ftp://user:secret@host/folder")
+    assert "secret" not in str(refused.value)
+
+
+def test_all_of_a_version_is_at_home_and_comes_back_from_there(
+    url: str, source: Path, config: Config, files: dict[str, bytes]
+) -> None:
+    first = pack(str(source), "digits", config=config, home=url)
+    index = Catalog(config.catalog).open("digits")
+    assert index.home == url
+    home = open_home(url)
+    assert all(home.has(entry.id, entry.bytes) for entry in index.shards)
+    assert not home.put_index("digits", first.version, index.path)
+    shutil.rmtree(config.store)
+    shutil.rmtree(source)
+    source.mkdir()
+    for name, data in files.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(data)
+    store = Store(config.store)
+    entry = index.shards[0]
+    assert store.add(entry.id, home.fetch(entry.id, entry.bytes), entry.bytes)
+    assert store.is_verified(entry.id)
+
+
+def test_a_lost_shard_comes_from_home_and_not_from_the_source(url: str, source: Path, config: Config) -> None:
+    pack(str(source), "digits", config=config, home=url)
+    store = Store(config.store)
+    lost = store.ids()[0]
+    store.remove(lost)
+    again = pack(str(source), "digits", config=config, home=url)
+    assert (again.unchanged, again.read_files) == (True, 0)
+    assert store.is_verified(lost)
+
+
+def test_a_home_that_was_emptied_is_filled_again(url: str, source: Path, config: Config) -> None:
+    first = pack(str(source), "digits", config=config, home=url)
+    index = Catalog(config.catalog).open("digits")
+    if "://" in url:
+        fsspec.filesystem("memory").rm("/home", recursive=True)
+    else:
+        shutil.rmtree(url)
+    again = pack(str(source), "digits", config=config, home=url)
+    assert (again.version, again.read_files) == (first.version, 0)
+    assert all(open_home(url).has(entry.id, entry.bytes) for entry in index.shards)

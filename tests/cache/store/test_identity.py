@@ -1,0 +1,83 @@
+"""A store that was wiped between two runs is noticed, once, with the likely reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from deeplink.cache.store import identity
+from deeplink.cache.store.identity import StoreNotes, identity_of
+from deeplink.cache.store.store import Store
+from deeplink.core.clock import ManualClock
+from deeplink.core.types import NodeName
+from tests.cache.format.test_shard import PAYLOADS, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path / "ssd" / "store")
+    store.adopt(tmp_path / "draft", write(tmp_path / "draft", PAYLOADS).id)
+    return store
+
+
+def notes(tmp_path: Path, store: Store) -> StoreNotes:
+    return StoreNotes(tmp_path / "state", NodeName("n0"), store, ManualClock())
+
+
+def wipe(store: Store) -> Store:
+    shutil.rmtree(store.root)
+    return Store(store.root)
+
+
+def test_a_wiped_store_is_said_once(tmp_path: Path, store: Store) -> None:
+    assert notes(tmp_path, store).wiped() == ""  # never seen before
+    notes(tmp_path, store).note()
+    assert notes(tmp_path, store).wiped() == ""
+    anew = wipe(store)
+    said = notes(tmp_path, anew).wiped()
+    assert "held 1 shards" in said
+    assert "job_container/tmpfs" in said
+    assert "DEEPLINK_STORE" in said
+    notes(tmp_path, anew).note()
+    assert notes(tmp_path, anew).wiped() == ""
+
+
+def test_what_was_evicted_was_not_wiped(tmp_path: Path, store: Store) -> None:
+    notes(tmp_path, store).note()
+    for shard in store.ids():
+        store.remove(shard)
+    assert notes(tmp_path, store).wiped() == ""
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"), [("device", -1, "another file system"), ("boot", "x", "was restarted")]
+)
+def test_the_likely_reason_is_named(tmp_path: Path, store: Store, field: str, value: object, says: str) -> None:
+    notes(tmp_path, store).note()
+    noted = next((tmp_path / "state" / "stores").iterdir())
+    noted.write_text(json.dumps({**json.loads(noted.read_text()), field: value}))
+    assert says in notes(tmp_path, wipe(store)).wiped()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"uuid": 1}'])
+def test_a_damaged_note_or_identity_is_no_obstacle(tmp_path: Path, store: Store, text: str) -> None:
+    first = identity_of(store, ManualClock())
+    assert identity_of(store, ManualClock()) == first
+    (store.root / ".store.json").write_text(text)
+    assert identity_of(store, ManualClock()).uuid != first.uuid
+    notes(tmp_path, store).note()
+    next((tmp_path / "state" / "stores").iterdir()).write_text(text)
+    assert notes(tmp_path, store).last() is None
+    assert notes(tmp_path, wipe(store)).wiped() == ""
+
+
+def test_this_boot_has_a_name() -> None:
+    assert len(identity.boot_id()) == 36
+    assert {field.name for field in dataclasses.fields(identity.StoreNote)} >= {"uuid", "boot", "device"}

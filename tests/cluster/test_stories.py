@@ -1,0 +1,80 @@
+"""Stories of users, told by scripts with what a user has; each says where the samples of each epoch came from."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deeplink.scheduler.testbed.cluster import Sandbox
+from deeplink.scheduler.testbed.shape import CTL, Shape
+from tests.waiting import LIMIT_S
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(6 * LIMIT_S)]
+STORIES = Path(__file__).parents[1] / "stories"
+FILES = 1797
+_EPOCH = re.compile(r"^(\S+ task \d+) epoch (\d+): local (\d+), peer (\d+), source (\d+)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Sandbox]:
+    sandbox = Sandbox.up(f"s-{os.getpid()}-{secrets.token_hex(3)}", Shape.of(4))
+    yield sandbox
+    sandbox.down()
+
+
+def epochs_of(sandbox: Sandbox, story: str) -> dict[tuple[str, int], list[tuple[int, int, int]]]:
+    """Play a story in a home that is as a new user's, on wiped SSDs; return what each epoch of each task said."""
+    for path in sandbox.home.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for node in sandbox.nodes:
+        for path in sandbox.ssd(node).iterdir():
+            shutil.rmtree(path)
+    settings = sandbox.home / ".config" / "deeplink"
+    settings.mkdir(parents=True)
+    (settings / "config.toml").write_text('store = "/local/ssd/deeplink"\n')
+    for name in ("epochs.py", f"{story}.sh"):
+        shutil.copy(STORIES / name, sandbox.home / name)
+    for path in (sandbox.home, *sandbox.home.rglob("*")):
+        shutil.chown(path, sandbox.user.uid, sandbox.user.gid)
+    done = sandbox.run(CTL, ["bash", "-eu", f"{story}.sh"], timeout_s=5 * LIMIT_S)
+    assert done.code == 0, done.stdout + done.stderr
+    found: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+    for who, epoch, *came in _EPOCH.findall(done.stdout):
+        local, peer, source = map(int, came)
+        found.setdefault((who, int(epoch)), []).append((local, peer, source))
+    assert found, done.stdout + done.stderr
+    for said in found.values():
+        assert sum(map(sum, said)) == FILES * len(said)
+    return found
+
+
+@pytest.mark.parametrize(("story", "tasks"), [("one_node", 1), ("array", 8)])
+def test_jobs_of_one_node_read_the_source_in_their_first_epoch_only(
+    cluster: Sandbox, story: str, tasks: int
+) -> None:
+    found = epochs_of(cluster, story)
+    assert len(found) == 3 * tasks
+    for (who, epoch), said in found.items():
+        for _, _, source in said:
+            assert source == 0 or epoch == 1, (who, epoch, found)
+
+
+def test_plain_python_fills_the_store_of_its_node(cluster: Sandbox) -> None:
+    found = epochs_of(cluster, "plain_srun")
+    (second,), (third,) = found["n1 task 0", 2], found["n1 task 0", 3]
+    assert (second[2], third[2]) == (0, 0)
+    first, next_job = found["n1 task 0", 1]
+    assert first[2] > 0
+    assert next_job == (FILES, 0, 0)
+
+
+def test_a_job_reads_what_the_sites_standing_agents_hold(cluster: Sandbox) -> None:
+    found = epochs_of(cluster, "standing_cache")
+    assert all(source == 0 for said in found.values() for _, _, source in said), found
+    assert not [path for node in ("n0", "n1") for path in (cluster.ssd(node) / "deeplink").glob("*.mdb")]

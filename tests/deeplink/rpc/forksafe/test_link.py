@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from deeplink.core.clock import ManualClock
+from deeplink.rpc.forksafe.link import TcpConnection
+
+
+@pytest.mark.parametrize("left_s", [1.9999999, 2.0, 0.9999995, 0.0000001, 59.9999999])
+def test_however_little_is_missing_to_a_whole_second_the_kernel_takes_the_time_left(left_s: float) -> None:
+    """It refuses a million microseconds, which is what rounding makes of 1.9999999 s."""
+    clock = ManualClock(now=0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        link = TcpConnection(f"127.0.0.1:{server.getsockname()[1]}", clock)
+        link.deadline = left_s
+        link.establish()
+        link.send(b"word")
+        peer, _ = server.accept()
+        with peer:
+            assert peer.recv(4) == b"word"
+            peer.sendall(b"back")
+            assert link.read(4) == b"back"
+        link.close()

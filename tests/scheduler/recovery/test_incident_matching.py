@@ -1,0 +1,235 @@
+"""One fault is one incident: told under several ids, by several eyes, of several attempts and jobs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deeplink.core.types import Attempt, NodeName
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.recovery.incident_merging import LONGEST_S, is_same
+from deeplink.scheduler.recovery.records import (
+    Action,
+    ActionRecord,
+    Beat,
+    Incident,
+    IncidentKind,
+    IncidentOutcome,
+    Phase,
+    ProgressPoint,
+    RankStack,
+    incident_id,
+)
+
+FIRST, AGAIN, ANEW = Attempt(2, 0, 0), Attempt(2, 0, 1), Attempt(2, 1, 0)
+OTHER = Attempt(3, 0, 0)
+
+
+def hit(
+    kind: IncidentKind,
+    node: str | None = "n5",
+    attempt: Attempt | None = FIRST,
+    began: float = 100.0,
+    **more: object,
+) -> Incident:
+    plain = Incident(
+        id=incident_id(attempt, kind, node or ""),
+        kind=kind,
+        node=NodeName(node) if node else None,
+        attempt=attempt,
+        evidence=f"{kind} of {node}",
+        began_unix=began,
+        detected_unix=began + 3.0,
+    )
+    return dataclasses.replace(plain, **more)  # type: ignore[arg-type] # each test names fields of Incident
+
+
+def over(incident: Incident, unix: float) -> Incident:
+    return dataclasses.replace(incident, outcome=IncidentOutcome.RECOVERED, recovered_unix=unix)
+
+
+SILENT = hit(IncidentKind.NODE_SILENT)
+SAME = {
+    "the watchdog reaches its verdict when the next attempt runs": (
+        SILENT,
+        hit(IncidentKind.NODE_DEAD, attempt=AGAIN),
+    ),
+    "that one trains already": (over(SILENT, 108.0), hit(IncidentKind.NODE_DEAD, attempt=AGAIN, began=101.0)),
+    "the next attempt loses it again before it trains": (
+        SILENT,
+        hit(IncidentKind.JOB_STRANDED, attempt=AGAIN, began=160),
+    ),
+    "nobody is named: what strands the job is on record": (
+        SILENT,
+        hit(IncidentKind.JOB_STRANDED, None, AGAIN, 160.0),
+    ),
+    "another job had the node": (SILENT, hit(IncidentKind.NODE_DEAD, attempt=OTHER, began=102.0)),
+    "it had rebooted, and the job is stranded by it": (
+        hit(IncidentKind.NODE_REBOOTED),
+        hit(IncidentKind.JOB_STRANDED, attempt=AGAIN, began=130.0),
+    ),
+    "its rank failed first": (
+        hit(IncidentKind.RANK_FAILED),
+        hit(IncidentKind.NODE_SILENT, attempt=AGAIN, began=105.0),
+    ),
+    "the application, says who counts the starts": (
+        hit(IncidentKind.RANK_FAILED),
+        hit(IncidentKind.APPLICATION_FAILED, None),
+    ),
+    "hung, and of no named node": (hit(IncidentKind.RANKS_HUNG), hit(IncidentKind.RANKS_HUNG, None)),
+    "storage stands still for two jobs": (
+        hit(IncidentKind.STORAGE_FROZEN, None),
+        hit(IncidentKind.STORAGE_FROZEN, None, OTHER, 104.0),
+    ),
+}
+APART = {
+    "another node": (SILENT, hit(IncidentKind.NODE_DEAD, "n6", AGAIN)),
+    "long after it was over": (over(SILENT, 108.0), hit(IncidentKind.NODE_SILENT, attempt=AGAIN, began=140.0)),
+    "the same, to another job": (over(SILENT, 108.0), hit(IncidentKind.NODE_SILENT, attempt=OTHER, began=140.0)),
+    "it came back, and another job loses it": (
+        hit(IncidentKind.NODE_CUT_OFF),
+        hit(IncidentKind.NODE_SILENT, attempt=OTHER, began=140.0),
+    ),
+    "without an end, and hours ago": (SILENT, hit(IncidentKind.NODE_DEAD, attempt=AGAIN, began=110.0 + LONGEST_S)),
+    "it is sick, and lost": (hit(IncidentKind.NODE_SICK, attempt=None), SILENT),
+    "another job is stranded": (SILENT, hit(IncidentKind.JOB_STRANDED, None, OTHER)),
+    "its ranks failed for themselves, and the node was lost later": (
+        hit(IncidentKind.RANK_FAILED),
+        hit(IncidentKind.NODE_SILENT, attempt=AGAIN, began=160.0),
+    ),
+    "the same attempt, two nodes": (hit(IncidentKind.RANK_FAILED), hit(IncidentKind.RANK_FAILED, "n6")),
+    "the application failed in another attempt": (
+        hit(IncidentKind.RANK_FAILED),
+        hit(IncidentKind.APPLICATION_FAILED, None, AGAIN),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_what_is_one_fault(case: str) -> None:
+    assert is_same(*SAME[case])
+
+
+@pytest.mark.parametrize("case", APART)
+def test_what_is_another_fault(case: str) -> None:
+    assert not is_same(*APART[case])
+
+
+def test_a_clock_that_was_set_back_by_a_minute_makes_no_second_incident() -> None:
+    assert is_same(SILENT, hit(IncidentKind.NODE_DEAD, attempt=AGAIN, began=40.0))
+
+
+@pytest.fixture(params=[False, True], ids=["wal", "shared"])
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
+    with Journal(tmp_path / "j.sqlite", shared_file_system=request.param) as opened:
+        yield opened
+
+
+def trains(journal: Journal, attempt: Attempt, unix: float, *incidents: Incident) -> None:
+    point = ProgressPoint(attempt=attempt, step=1, unix=unix)
+    journal.record_beat(
+        Beat(attempt=attempt, phase=Phase.RUNNING, progress=(point,), incidents=incidents), now_unix=unix
+    )
+
+
+def test_a_node_lost_across_attempts_is_one_incident_whichever_id_is_told_later(journal: Journal) -> None:
+    kept = journal.record_incident(SILENT)
+    dead = hit(IncidentKind.NODE_DEAD, attempt=AGAIN)
+    assert journal.record_incident(dead).id == kept.id
+    found = journal.incident(dead.id)
+    assert found is not None
+    assert (found.number, found.kind, found.attempt) == (kept.number, "node-silent", FIRST)
+    trains(journal, AGAIN, 110.0)
+    journal.record_incident(dataclasses.replace(dead, action=Action.DRAIN))  # hours later, under its own id
+    (known,) = journal.incidents()
+    assert (known.outcome, known.recovered_unix, known.action) == (IncidentOutcome.RECOVERED, 110.0, "drain")
+    assert [one.attempt for one in journal.incidents(job=2)] == [AGAIN]
+
+
+def test_a_launchers_failed_opens_again_while_its_job_waits_for_the_same_node(journal: Journal) -> None:
+    journal.record_incident(SILENT)
+    journal.record_incident(dataclasses.replace(SILENT, outcome=IncidentOutcome.FAILED))
+    journal.record_incident(hit(IncidentKind.JOB_STRANDED, attempt=AGAIN, began=130.0))
+    (known,) = journal.incidents()
+    assert known.outcome is IncidentOutcome.OPEN
+    trains(journal, ANEW, 170.0)
+    assert [one.outcome for one in journal.incidents()] == [IncidentOutcome.RECOVERED]
+
+
+def test_a_node_that_two_jobs_lose_is_one_incident_and_each_job_is_told_its_own_part(journal: Journal) -> None:
+    journal.record_incident(SILENT)
+    journal.record_incident(hit(IncidentKind.NODE_DEAD, attempt=OTHER, began=101.0))
+    (known,) = journal.incidents()
+    assert "job 3: node-dead of n5" in known.evidence
+    assert any("job 3" in moment.what for moment in known.timeline)
+    for job, attempt in ((2, FIRST), (3, OTHER)):
+        (theirs,) = journal.incidents(job=job)
+        assert (theirs.id, theirs.attempt, theirs.outcome) == (known.id, attempt, IncidentOutcome.OPEN)
+    for _ in range(2):
+        trains(journal, AGAIN, 110.0)
+    assert [one.outcome for one in journal.incidents(job=2)] == [IncidentOutcome.RECOVERED]
+    assert [one.outcome for one in journal.incidents(job=3)] == [IncidentOutcome.OPEN], "it waits still"
+    assert len(journal.incidents(only_open=True)) == 1
+    trains(journal, Attempt(3, 0, 1), 130.0)
+    (known,) = journal.incidents()
+    assert (known.outcome, known.recovered_unix) == (IncidentOutcome.RECOVERED, 130.0)
+    assert [moment.what for moment in known.timeline].count("job 2 trains again") == 1
+
+
+def test_a_launchers_word_that_it_goes_on_is_not_the_other_jobs(journal: Journal) -> None:
+    journal.record_incident(SILENT)
+    journal.record_incident(hit(IncidentKind.NODE_SILENT, attempt=OTHER))
+    journal.record_incident(over(SILENT, 108.0))
+    assert [one.outcome for one in journal.incidents()] == [IncidentOutcome.OPEN]
+    journal.close_incidents(3, IncidentOutcome.FAILED, 150.0)
+    (known,) = journal.incidents()
+    assert known.outcome is IncidentOutcome.FAILED
+    assert known.timeline[-1].what == "the job ended: failed"
+
+
+LEAF = hit(IncidentKind.SWITCH_SUSPECT, None, FIRST, id="cluster-switch-suspect-leaf1@100", evidence="the switch")
+BELOW = (NodeName("n4"), NodeName("n5"))
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before", "after"])
+def test_a_cut_leaf_is_one_incident_named_after_the_leaf(journal: Journal, early: bool) -> None:
+    theirs = (SILENT, hit(IncidentKind.NODE_SILENT, "n4", OTHER, 101.0))
+    elsewhere = hit(IncidentKind.NODE_SILENT, "n0")
+    journal.record_incident(elsewhere)
+    numbers: list[int] = []
+    if early:
+        numbers = [journal.record_incident(one).number for one in theirs]
+        journal.record_incident(
+            dataclasses.replace(SILENT, stacks=(RankStack(rank=1, text="here"),)),
+        )
+        action = ActionRecord(key="k", incident=SILENT.id, remedy="drain", attempt=FIRST, node=NodeName("n5"))
+        journal.begin_action(action)
+    journal.record_incident(LEAF, BELOW)
+    for one in theirs:
+        assert journal.record_incident(one).id == LEAF.id
+    assert {one.id for one in journal.incidents()} == {LEAF.id, elsewhere.id}
+    known = journal.incident(LEAF.id)
+    assert known is not None
+    assert (known.kind, known.node, known.outcome) == ("switch-suspect", None, IncidentOutcome.OPEN)
+    assert "node-silent of n5" in known.evidence
+    assert [one.id for one in journal.incidents(node="n5")] == [LEAF.id]
+    assert [journal.incident(str(number)) for number in numbers] == [known] * len(numbers)
+    if early:
+        assert [one.incident for one in journal.actions()] == [LEAF.id]
+        assert [stack.text for stack in journal.stacks(LEAF.id)] == ["here"]
+    trains(journal, AGAIN, 110.0)
+    assert [one.outcome for one in journal.incidents(job=3)] == [IncidentOutcome.OPEN]
+    trains(journal, Attempt(3, 0, 1), 115.0)
+    assert [one.outcome for one in journal.incidents(kind="switch-suspect")] == [IncidentOutcome.RECOVERED]
+
+
+def test_who_counts_the_starts_gives_the_launchers_incident_its_kind(journal: Journal) -> None:
+    journal.record_incident(dataclasses.replace(hit(IncidentKind.RANK_FAILED), outcome=IncidentOutcome.FAILED))
+    journal.record_incident(hit(IncidentKind.APPLICATION_FAILED, None))
+    (known,) = journal.incidents()
+    assert (known.kind, known.action) == ("application-failed", "none")
+    journal.record_incident(hit(IncidentKind.RANK_FAILED))
+    assert [one.kind for one in journal.incidents()] == ["application-failed"]
