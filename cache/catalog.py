@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache.errors import CatalogError, DatasetMissingError, IndexFormatError
 from deeplink.cache.format.block import DIGEST_DIGITS
-from deeplink.cache.format.index import Index
-from deeplink.cache.format.index_format import IndexContent, write_index
 from deeplink.core.codec import from_row
 from deeplink.core.publish import DRAFT_PREFIX, fsync_path, write_text
 from deeplink.core.types import DATASET_NAME, Version
@@ -22,6 +20,9 @@ from deeplink.core.types import DATASET_NAME, Version
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from deeplink.cache.format.index import Index
+    from deeplink.cache.format.index_format import IndexContent
 
 _VERSION = re.compile(rf"[0-9a-f]{{{DIGEST_DIGITS}}}")
 _REMOVED = ".removed-"
@@ -104,6 +105,8 @@ class Catalog:
 
     def open(self, name: str, version: Version | None = None) -> Index:
         """Return the index of a version, the newest when none is named."""
+        from deeplink.cache.format.index import Index  # noqa: PLC0415 - pyarrow: no agent needs it to start
+
         chosen = version or self.latest(name)
         path = self.path(name, chosen)
         try:
@@ -160,6 +163,8 @@ class Catalog:
 
     def publish(self, name: str, content: IndexContent, record: PackRecord) -> Version:
         """Make a version and let the name point at it; readers see all of it or nothing."""
+        from deeplink.cache.format.index_format import write_index  # noqa: PLC0415 - pyarrow: no agent needs it to start
+
         folder = self._folder(name)
         shards = tuple(entry.id for entry in content.shards)
         with self._writing(folder, make=True) as draft:
@@ -181,6 +186,8 @@ class Catalog:
 
         Return the version that `content` is; nothing was changed where it is another than `version`.
         """
+        from deeplink.cache.format.index_format import write_index  # noqa: PLC0415 - pyarrow: no agent needs it to start
+
         final = self.path(name, version)
         with self._writing(final.parent, make=True) as draft:
             found = write_index(draft, content)
@@ -196,6 +203,8 @@ class Catalog:
 
     def preview(self, name: str, content: IndexContent) -> Version:
         """Return the version that `content` would be; leaves nothing."""
+        from deeplink.cache.format.index_format import write_index  # noqa: PLC0415 - pyarrow: no agent needs it to start
+
         self.check_writable(name)
         folder = self._folder(name)
         with self._writing(folder if folder.is_dir() else self.root) as draft:

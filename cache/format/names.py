@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from typing_extensions import override
 
 from deeplink.cache.errors import SourceError
@@ -16,6 +14,8 @@ from deeplink.core.types import SampleKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    import pyarrow as pa
 
 _AT_ONCE = 1 << 16
 MOST_KEY_BYTES = 4096
@@ -137,6 +137,8 @@ class Names(Sequence[SampleKey]):
     @property
     def arrow(self) -> pa.LargeStringArray:
         """The keys as Arrow has them; the text is shared, not copied."""
+        import pyarrow as pa  # noqa: PLC0415 - pyarrow: no agent needs it to start
+
         ends, text = pa.py_buffer(np.ascontiguousarray(self.offsets)), pa.py_buffer(self.text)
         return pa.LargeStringArray.from_buffers(len(self), ends, text)
 
@@ -196,6 +198,8 @@ class NameCollector:
         names = Names(memoryview(self._text), offsets)
         sizes, marks = np.frombuffer(self._sizes, np.int64), np.frombuffer(self._marks, np.uint64)
         if not is_sorted(names):
+            import pyarrow.compute as pc  # noqa: PLC0415 - pyarrow: no agent needs it to start
+
             order = pc.sort_indices(names.arrow)
             _, offsets, text = names.arrow.take(order).buffers()
             names = Names(memoryview(text), np.frombuffer(offsets, np.int64, len(order) + 1))
@@ -206,6 +210,8 @@ class NameCollector:
 
 def is_sorted(names: Names) -> bool:
     """Tell whether the keys are in the order of their bytes."""
+    import pyarrow.compute as pc  # noqa: PLC0415 - pyarrow: no agent needs it to start
+
     if not _may_begin_with_another(names) and pc.all(pc.less(names.arrow[:-1], names.arrow[1:])).as_py():
         return True
     # All keys that begin with a key follow it at once: the stack holds those that the current one begins with.

@@ -19,7 +19,6 @@ import numpy as np
 
 from deeplink.cache.errors import CatalogError, DatasetMissingError, IndexFormatError
 from deeplink.cache.format import block
-from deeplink.cache.format.index_format import IndexContent, ShardEntry
 from deeplink.cache.format.names import Names
 from deeplink.cache.pack.building import Piece
 from deeplink.core.publish import published_file
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from deeplink.cache.catalog import Catalog, PackRecord
     from deeplink.cache.format.index import Index
+    from deeplink.cache.format.index_format import IndexContent
     from deeplink.cache.source.source import Listing, Source
     from deeplink.core.config import Config
     from deeplink.core.types import ShardId, Version
@@ -236,6 +236,8 @@ class PackJob:
 
     def content(self, pieces: Mapping[int, Piece], home: str) -> IndexContent:
         """Return what the index of the new version is made of; all of `pieces` were `kept`."""
+        from deeplink.cache.format.index_format import IndexContent, ShardEntry  # noqa: PLC0415 - pyarrow: no agent needs it to start
+
         columns = {name: np.empty(len(self.listing), np.uint32) for name in ("shard", "block", "offset")}
         for number, shard in enumerate(self.plan.shards):
             columns["shard"][shard.rows] = number

@@ -15,7 +15,6 @@ import xxhash
 from deeplink.cache.errors import MemberError, ShardCorruptError, ShardIdError
 from deeplink.cache.format import block
 from deeplink.cache.format.block import checked_shard_id
-from deeplink.cache.store.described import describe
 from deeplink.cache.transfer.client import member_channel
 from deeplink.core.types import NodeName, ShardId
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
@@ -39,6 +38,8 @@ def digest_of(checksums: np.ndarray) -> int:
 
 def read_back(store: Store, shard: ShardId) -> np.ndarray:
     """Return the checksums (uint64) of a shard's samples, made of the bytes that the disk holds."""
+    from deeplink.cache.store.described import describe  # noqa: PLC0415 - pyarrow: no agent needs it to start
+
     path = store.path(shard)
     with block.opened(path) as descriptor:
         # What is in memory may be whole where the disk is not.

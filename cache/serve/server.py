@@ -16,7 +16,6 @@ import grpc
 from deeplink.cache.errors import FrameError, ShardCorruptError, ShardIdError, StoreError, StoreFullError
 from deeplink.cache.format import block
 from deeplink.cache.serve.served import Answering, ServedShards
-from deeplink.cache.store import described
 from deeplink.cache.transfer import frames
 from deeplink.cache.transfer.client import CHUNK_BYTES
 from deeplink.cache.transfer.transport import DATA_PORT_HEADER, PROTOCOL, PROTOCOL_HEADER, READ_METHOD, SERVICE
@@ -216,6 +215,8 @@ class CacheServicer:
         self, request: cache_pb2.DescribeRequest, context: grpc.ServicerContext
     ) -> Iterator[cache_pb2.DescribeReply]:
         """Send what a shard says of itself."""
+        from deeplink.cache.store import described  # noqa: PLC0415 - pyarrow: no agent needs it to start
+
         with _sending(request.id, context):
             yield from described.replies(self._store.path(ShardId(request.id)), ShardId(request.id))
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import fsspec
 from typing_extensions import override
 
 from deeplink.cache.errors import HomeError
@@ -137,6 +136,8 @@ class RemoteHome(PackedHome):
     def __init__(self, url: str) -> None:
         if "@" in url.partition("://")[2].partition("/")[0]:
             raise HomeError("(hidden)", "the URL holds credentials, which the index would show")
+        import fsspec  # noqa: PLC0415 - fsspec: no agent needs it to start
+
         self.url = url.rstrip("/")
         try:
             # What others put there must be seen.

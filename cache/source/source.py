@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-import fsspec
 import xxhash
-from fsspec.archive import AbstractArchiveFileSystem
 from typing_extensions import override
 
 from deeplink.cache.errors import SourceChangedError, SourceError
@@ -344,6 +342,8 @@ class RemoteSource(Source):
             raise SourceError(
                 "(hidden)", "the URL holds credentials, which the index would show", "Use the environment's."
             )
+        import fsspec  # noqa: PLC0415 - fsspec: no agent needs it to start
+
         self.url = url.rstrip("/")
         try:
             self._fs, root = fsspec.core.url_to_fs(url)
@@ -372,6 +372,8 @@ class RemoteSource(Source):
 
     @override
     def listing(self) -> Listing:
+        from fsspec.archive import AbstractArchiveFileSystem  # noqa: PLC0415 - fsspec: no agent needs it to start
+
         self.check()
         found = NameCollector()
         if isinstance(self._fs, AbstractArchiveFileSystem):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import grpc
 
 from deeplink.cache.errors import MemberError, MemberSilentError
-from deeplink.cache.store.described import from_replies
 from deeplink.core.types import ShardId
 from deeplink.rpc.channel import agent_channel
 from deeplink.rpc.resolving import UnresolvedError
@@ -107,6 +106,8 @@ class MemberClient:
 
     def describe(self, shard: ShardId) -> ShardDescription:
         """Return what a shard that the member holds says of itself."""
+        from deeplink.cache.store.described import from_replies  # noqa: PLC0415 - pyarrow: no agent needs it to start
+
         with _grpc_errors(self.member):
             replies = list(self._stub().Describe(cache_pb2.DescribeRequest(id=shard), timeout=_DESCRIBE_S))
         return from_replies(shard, replies)

@@ -39,6 +39,14 @@ def test_nothing_heavy_is_imported(code: str) -> None:
     assert done.stdout.split() == []
 
 
+def test_an_agent_starts_without_what_only_some_of_its_calls_need() -> None:
+    check = "import sys, deeplink.agent.agent\nprint(*sorted({'torch', 'pyarrow', 'fsspec'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
+    assert done.stdout.split() == []
+
+
 def test_the_check_would_see_a_heavy_import() -> None:
     check = f"import numpy, sys\nprint(*sorted(set({HEAVY!r}) & set(sys.modules)))"
     done = subprocess.run(

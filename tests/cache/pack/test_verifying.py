@@ -78,7 +78,7 @@ def test_a_good_copy_that_came_while_a_damaged_one_was_read_back_stays(
         (config.store / "good").replace(path)
         raise ShardCorruptError(shard, "the file ends too soon")
 
-    monkeypatch.setattr(verifying, "describe", replaced_meanwhile)
+    monkeypatch.setattr("deeplink.cache.store.described.describe", replaced_meanwhile)
     (said,) = verified(store, shard)
     assert said.status == cache_pb2.VERIFY_STATUS_DAMAGED
     assert path.read_bytes() == good
