@@ -69,7 +69,7 @@ _SHARED_MODULES = {
 """Verbs whose module has those of others too, and the command's name in it."""
 
 _GC_AFTER = 20_000
-"""Imports make many objects and no garbage: looked for after 700 (Python's default), it took an agent's start 8 %."""
+"""Imports make many objects and no garbage: at Python's default of 700, looking took 8 % of an agent's start."""
 
 _EPILOG = """
 `deeplink VERB --help` shows a verb's options and examples.
