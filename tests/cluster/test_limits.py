@@ -51,8 +51,7 @@ def begins(job: Job, attempt: str) -> list[list[str]]:
 def completes(job: Job) -> None:
     """Let the second run of a job begin, and then end."""
     job.await_event("first-step", 3 * LIMIT_S, count=2)
-    (job.folder / "end").touch()
-    assert job.await_end(3 * LIMIT_S).state is JobState.COMPLETED, job.told()
+    assert job.let_end().state is JobState.COMPLETED, job.told()
 
 
 def test_before_the_time_limit_the_ranks_save_and_the_job_goes_on_from_there(
