@@ -3,7 +3,7 @@
     keeping_rank.py FOLDER STEPS [LEASE_S [EVERY SAVER]]
 
 The last rank (or SAVER) saves every 5 steps (or EVERY), and when the job is about to end; FOLDER/run is the shared
-folder of checkpoints, /local/ssd/run the node's own.
+folder of checkpoints, /local/ssd/run the node's own. FOLDER/end has all ranks end before their steps are done.
 Each rank leaves FOLDER/<attempt>.from<N> with the step it begins at and where that was found.
 """
 
@@ -28,7 +28,7 @@ state = (found.path / "state").read_text() if found else "0"
 attempt = os.environ["DEEPLINK_ATTEMPT"]
 origin = found.origin if found else "nowhere"
 (folder / f"{attempt}.from{rank}").write_text(f"{step} {state} {os.environ['DEEPLINK_NODE']} {origin}\n")
-while step < steps:
+while step < steps and not (folder / "end").exists():
     time.sleep(0.1)
     step += 1
     deeplink.report(step=step)

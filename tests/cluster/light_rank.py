@@ -2,9 +2,10 @@
 
     light_rank.py FOLDER STEPS [PAUSE_S]
 
-Rank 0 saves every 5 steps; whatever runs next goes on from there. Each rank leaves FOLDER/<attempt>.rank<N> with
-its node, leaf and rank, and rank 0 FOLDER/<attempt>.members with the list it finds. Signals are noted in
-FOLDER/signals. FOLDER/fail holds `RANK STEP CODE` if one is to fail.
+Rank 0 saves every 5 steps; whatever runs next goes on from there. FOLDER/end has all ranks end before their steps
+are done. Each rank leaves FOLDER/<attempt>.rank<N> with its node, leaf and rank, and rank 0
+FOLDER/<attempt>.members with the list it finds. Signals are noted in FOLDER/signals. FOLDER/fail holds
+`RANK STEP CODE` if one is to fail.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ step = int(state.read_text()) if state.exists() else 0
 failing = [int(word) for word in (folder / "fail").read_text().split()] if (folder / "fail").exists() else []
 sys.stdout.write(f"rank {rank} of {os.environ['WORLD_SIZE']} begins at step {step}\n")
 sys.stdout.flush()
-while step < steps and signal.SIGTERM not in told:
+while step < steps and signal.SIGTERM not in told and not (folder / "end").exists():
     time.sleep(pause)
     step += 1
     deeplink.report(step=step, loss=1 / step)

@@ -25,6 +25,7 @@ from deeplink.scheduler.testbed.lab.faults import FaultStep, Verb
 from deeplink.scheduler.testbed.lab.laboratory import How, Laboratory, Wound
 from deeplink.scheduler.testbed.processes import ProcessId
 from deeplink.scheduler.testbed.shape import CTL, Shape
+from tests.cluster.conftest import PATIENT
 from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -47,7 +48,7 @@ def lab() -> Iterator[Laboratory]:
     """Four nodes on two leaves, with shared storage that can stall."""
     name = f"l-{os.getpid()}-{secrets.token_hex(3)}"
     try:
-        yield Laboratory(Sandbox.up(name, Shape.of(4), Options(freezable=True)))
+        yield Laboratory(Sandbox.up(name, Shape.of(4), dataclasses.replace(PATIENT, freezable=True)))
     finally:
         Sandbox.clear(name)
 

@@ -15,6 +15,7 @@ import pytest
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.testbed.cluster import Sandbox
 from deeplink.scheduler.testbed.shape import CTL, Shape
+from tests.cluster.conftest import PATIENT
 from tests.cluster.jobs import Job, folder_of, submit
 
 pytestmark = pytest.mark.cluster
@@ -26,7 +27,7 @@ WAIT_S = 200.0
 @pytest.fixture(scope="module")
 def roomy() -> Iterator[Sandbox]:
     """Four nodes of 8 CPUs and 4 GPUs; a job runs at a time, so that each finds them empty."""
-    cluster = Sandbox.up(f"l-{os.getpid()}-{secrets.token_hex(3)}", SHAPE)
+    cluster = Sandbox.up(f"l-{os.getpid()}-{secrets.token_hex(3)}", SHAPE, PATIENT)
     yield cluster
     cluster.down()
 
@@ -247,7 +248,7 @@ def test_a_stood_in_srun_starts_what_srun_starts(roomy: Sandbox, options: str, s
 
 def test_after_a_loss_each_node_that_is_left_runs_its_own_ranks(fresh_sandbox: Callable[..., Sandbox]) -> None:
     cluster = fresh_sandbox(Shape(leaves=1, nodes_per_leaf=3, cpus=8))
-    job = submit(cluster, "-N3 -n7 --no-kill", "deeplink run --elastic 2 -- {train} 100")
+    job = submit(cluster, "-N3 -n7 --no-kill", "deeplink run --elastic 2 -- {train} 5000")
     begun = job.await_event("attempt-started", WAIT_S)
     job.await_event("first-step", WAIT_S)
     ranks = dict(zip(begun["nodes"], begun["ranks"], strict=True))
@@ -260,4 +261,4 @@ def test_after_a_loss_each_node_that_is_left_runs_its_own_ranks(fresh_sandbox: C
         node: number for node, number in ranks.items() if node != victim
     }
     assert again["world_size"] == 7 - ranks[victim]
-    assert job.await_end(WAIT_S).state is JobState.COMPLETED, job.told()
+    assert job.let_end().state is JobState.COMPLETED, job.told()

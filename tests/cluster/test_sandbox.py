@@ -23,7 +23,7 @@ from deeplink.scheduler.testbed.cluster import Options, Sandbox
 from deeplink.scheduler.testbed.errors import NotRunningError, NotUpError, SandboxError
 from deeplink.scheduler.testbed.processes import until
 from deeplink.scheduler.testbed.shape import CTL, Shape
-from tests.cluster.conftest import Factory
+from tests.cluster.conftest import PATIENT, Factory
 from tests.cluster.jobs import submit
 from tests.waiting import LIMIT_S
 
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.cluster]
 TWO = Shape.of(2)
 
 
-def eventually(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def eventually(holds: Callable[[], bool], timeout_s: float = LIMIT_S) -> None:
     assert until(holds, SystemClock(), timeout_s)
 
 
@@ -222,7 +222,7 @@ def test_a_crashed_node_is_off_until_it_boots_and_keeps_its_disk(fresh_sandbox: 
 def test_a_node_off_for_long_is_down_for_slurm_and_returns_after_its_boot(fresh_sandbox: Factory) -> None:
     cluster = fresh_sandbox(TWO, Options(slurmd_timeout=3))
     cluster.crash("n0")
-    eventually(lambda: cluster.states().get("n0", "").startswith("down"), LIMIT_S)
+    eventually(lambda: cluster.states().get("n0", "").startswith("down"))
     cluster.boot("n0")
     eventually(lambda: cluster.states().get("n0") == "idle")
 
@@ -283,7 +283,7 @@ def test_after_an_unclean_end_it_comes_up_again(fresh_sandbox: Factory, pieces: 
         cluster.layout.slurm_conf.unlink()
     with pytest.raises(NotUpError):
         Sandbox.open(cluster.name)
-    again = Sandbox.up(cluster.name, TWO)
+    again = Sandbox.up(cluster.name, TWO, PATIENT)
     assert said(again, CTL, "srun", "-N2", "hostname")
 
 
@@ -399,7 +399,7 @@ def test_a_sandbox_with_machines_cannot_lie_where_each_has_its_own(monkeypatch: 
 def test_a_careful_users_file_mode_mask_does_not_lock_the_sandboxs_user_out(name: str) -> None:
     before = os.umask(0o077)
     try:
-        cluster = Sandbox.up(name, TWO)
+        cluster = Sandbox.up(name, TWO, PATIENT)
     finally:
         os.umask(before)
     assert sorted(said(cluster, CTL, "srun", "-N2", "hostname").split()) == ["n0", "n1"]

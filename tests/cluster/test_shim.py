@@ -56,11 +56,11 @@ def test_a_script_with_torchrun(sandbox: Sandbox, script: str, per_node: int) ->
 def test_an_unchanged_script_survives_its_node(fresh_sandbox: Callable[..., Sandbox]) -> None:
     cluster = fresh_sandbox(Shape.of(3))
     options = "-N3 --deeplink-shim --deeplink-spares 1"
-    job = submit(cluster, options, "srun --ntasks-per-node=1 {train} 60", program="deeplink sbatch")
+    job = submit(cluster, options, "srun --ntasks-per-node=1 {train} 5000", program="deeplink sbatch")
     job.await_event("first-step")
     cluster.crash(job.events("attempt-started")[0]["nodes"][-1])
     assert job.await_event("first-step", count=2)
-    row = job.await_end()
+    row = job.let_end()
     assert (row.state, row.restarts) == (JobState.COMPLETED, 0), job.told()
 
 

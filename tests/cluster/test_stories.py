@@ -13,6 +13,7 @@ import pytest
 
 from deeplink.scheduler.testbed.cluster import Sandbox
 from deeplink.scheduler.testbed.shape import CTL, Shape
+from tests.cluster.conftest import PATIENT
 from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(6 * LIMIT_S)]
@@ -23,7 +24,7 @@ _EPOCH = re.compile(r"^(\S+ task \d+) epoch (\d+): local (\d+), peer (\d+), sour
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Sandbox]:
-    sandbox = Sandbox.up(f"s-{os.getpid()}-{secrets.token_hex(3)}", Shape.of(4))
+    sandbox = Sandbox.up(f"s-{os.getpid()}-{secrets.token_hex(3)}", Shape.of(4), PATIENT)
     yield sandbox
     sandbox.down()
 

@@ -100,13 +100,13 @@ def test_what_waits_gives_way_and_what_fails_is_told_once() -> None:
     for name in "xyb":
         line.offer(name)
     opened.set()
-    assert line.is_done(30)
+    assert line.is_done(LIMIT_S)
     assert worked == ["a", "b"]
     with pytest.raises(OSError, match="I/O"):
         line.raise_failure()
     line.raise_failure()
     line.close()
     line.offer("c")
-    assert line.is_done(30)
+    assert line.is_done(LIMIT_S)
     assert worked == ["a", "b", "c"]
     line.close()

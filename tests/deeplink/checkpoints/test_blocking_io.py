@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 import time
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,16 +51,20 @@ def test_with_a_nodes_disk_too(frozen: Path, tmp_path: Path) -> None:
         Checkpoints(frozen, attempt=Attempt(17, 0, 1), local=tmp_path / "ssd").latest()
 
 
-def test_what_takes_long_is_waited_for_while_it_goes_on(tmp_path: Path) -> None:
-    patience = BlockingIo(tmp_path, 1.0)
+def test_what_takes_long_is_waited_for_while_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patience, let, waits = BlockingIo(tmp_path, 0.05), threading.Event(), list[float | None]()
 
-    def long() -> str:
-        for _ in range(8):
-            time.sleep(0.2)
-            patience.stir(1)
-        return "read"
+    def waited(answers: list[Future[str]], patience_s: float | None) -> object:
+        waits.append(patience_s)
+        patience.stir(1)  # it goes on meanwhile
+        if len(waits) < 8:
+            return wait(answers, patience_s)
+        let.set()
+        return wait(answers, LIMIT_S)
 
-    assert patience.ask(long) == "read"
+    monkeypatch.setattr("deeplink.checkpoints.background.wait", waited)
+    assert patience.ask(lambda: let.wait(LIMIT_S) and "read") == "read"
+    assert waits == [0.05] * 8
 
 
 def test_an_answer_that_comes_as_it_is_given_up_is_taken_and_the_next_is_asked_for(tmp_path: Path) -> None:

@@ -119,12 +119,12 @@ def test_a_stranger_has_a_moment_and_who_has_the_token_stays(tmp_path: Path, sai
     with (
         accepted(tmp_path / "s", echo, ConnectionBounds(proof_s=0.5)) as acceptor,
         connected(acceptor) as proven,
-        connected(acceptor) as stranger,
     ):
-        proven.sendall(HELLO + call())
+        proven.sendall(HELLO + call())  # at once: its moment has begun, too
         assert received(proven, len(HELLO + call())) == HELLO + call()
-        stranger.sendall(said)
-        until(lambda: is_closed(stranger))
+        with connected(acceptor) as stranger:
+            stranger.sendall(said)
+            until(lambda: is_closed(stranger))
         proven.sendall(b"still here")
         assert received(proven, 10) == b"still here"
         until(lambda: acceptor.open_connections() == 1)

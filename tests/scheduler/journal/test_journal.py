@@ -366,24 +366,21 @@ with Journal(Path(sys.argv[1])) as journal:
 @pytest.mark.slow
 def test_a_writer_killed_at_any_instant_loses_nothing_it_had_answered(tmp_path: Path) -> None:
     path = tmp_path / "j.sqlite"
-    answered = 0
     for round_ in range(5):
         writer = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True, env={**os.environ}
         )
         assert writer.stdout is not None
         with writer:
-            writer.stdout.readline()
+            first = writer.stdout.readline()
             time.sleep(0.03 * (round_ + 1))  # a different instant each time
             writer.send_signal(signal.SIGKILL)
-            lines = writer.stdout.read().split()
-        answered = int(lines[-1]) if lines else answered
+            answered = int((first + writer.stdout.read()).split()[-1])
         with Journal(path, read_only=True) as journal:
-            steps = [point.step for point in journal.points(17, limit=10_000)]
-            incidents = {incident.id for incident in journal.incidents(limit=10_000)}
+            steps = [point.step for point in journal.points(17, limit=1_000_000)]
+            incidents = {incident.id for incident in journal.incidents(limit=1_000_000)}
         assert answered <= len(steps) <= answered + 1
         assert incidents == {f"i{step}" for step in steps}, "a beat is kept whole or not at all"
-    assert answered > 5
 
 
 def test_what_is_no_utf_8_is_kept_and_told_all_the_same(journal: Journal) -> None:

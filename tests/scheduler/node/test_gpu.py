@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -174,12 +175,15 @@ def test_errors_of_nvlink_are_told_while_they_rise(node: Node) -> None:
 def test_a_tool_that_hangs_or_fails_is_unknown_and_never_bad(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Node(tmp_path, monkeypatch, deadline_s=1.0)
+    node = Node(tmp_path, monkeypatch)
     node.look()
+    patient = node.check.settings
     (node.tools / "hangs").touch()
+    node.check.settings = replace(patient, deadline_s=1.0)
     look = node.check.look()
     assert (told(look), look.unknown) == ({}, "nvidia-smi does not answer")
     (node.tools / "hangs").unlink()
+    node.check.settings = patient
     node.answer("memory", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n")
     look = node.check.look()
     assert told(look) == {}

@@ -15,6 +15,7 @@ from deeplink.scheduler.node.check_result import GOOD, Look
 from deeplink.scheduler.node.child import CommandResult
 from deeplink.scheduler.node.command_checks import SiteCheck, judge_answer, site_checks
 from deeplink.scheduler.node.settings import SiteSettings
+from tests.waiting import LIMIT_S
 
 NHC = "ERROR:  nhc:  Health check failed:  check_fs_mount:  /scratch not mounted"
 
@@ -70,10 +71,15 @@ def test_a_program_that_is_not_there_is_unknown(tmp_path: Path) -> None:
 
 
 def test_one_that_does_not_end_is_killed_with_all_it_started_and_unknown(tmp_path: Path) -> None:
-    found = look(program(tmp_path, "check", f"echo $$ >{tmp_path}/pid", "sleep 1000"), deadline_s=0.5)
-    assert found.complaints == ()
-    assert "was killed" in found.unknown
-    assert not Path(f"/proc/{int((tmp_path / 'pid').read_text())}").exists()
+    hangs, pid, deadline_s = program(tmp_path, "check", f"echo $$ >{tmp_path}/pid", "sleep 1000"), 0, 0.5
+    while not pid:  # it has to come so far before it is killed
+        found = look(hangs, deadline_s=deadline_s)
+        assert found.complaints == ()
+        assert "was killed" in found.unknown
+        assert deadline_s < LIMIT_S
+        deadline_s *= 2
+        pid = int((tmp_path / "pid").read_text()) if (tmp_path / "pid").exists() else 0
+    assert not Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root must not run them")

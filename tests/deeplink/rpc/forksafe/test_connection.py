@@ -176,7 +176,10 @@ def test_nobody_there_is_silence() -> None:
 
 def test_a_server_that_says_nothing_is_given_up_at_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        with connect(address_of(server)) as connection, pytest.raises(PlainSilentError, match="timed out"):
+        with (
+            connect(address_of(server)) as connection,
+            pytest.raises(PlainSilentError, match=r"in time|timed out"),
+        ):
             connection.call(METHOD + "Say", b"", soon(0.1))
         with connect(address_of(server)) as connection, pytest.raises(PlainSilentError, match="in time"):
             connection.call(METHOD + "Say", b"", soon(-1))
