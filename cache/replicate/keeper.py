@@ -14,6 +14,7 @@ from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import StoreError
 from deeplink.cache.membership import configured_members, weight_of
 from deeplink.cache.pack.packing_service import PackingServicer
+from deeplink.cache.rendezvous import RendezvousOrder
 from deeplink.cache.replicate.budget import StoreBudget
 from deeplink.cache.replicate.fetching import Fetcher, WantedShard
 from deeplink.cache.replicate.fill import Filler, FillServicer
@@ -93,6 +94,8 @@ class Upkeep:
     """What is wrong with the store's disk; empty while it is well."""
     everyone: tuple[Member, ...] = ()
     """All members, this one among them; empty where none are known."""
+    order: RendezvousOrder | None = None
+    """Theirs, for each shard; None where none are known."""
     _ending: threading.Event = field(default_factory=threading.Event)
     _is_started: bool = False
     _due: dict[str, float] = field(default_factory=dict)
@@ -231,9 +234,7 @@ class Upkeep:
                 self._missed.add(shard)
 
     def _owns(self, shard: ShardId, copies: int) -> bool:
-        names = [member.name for member in self.everyone]
-        known = membership.standing(self.everyone)
-        return self.node in membership.owners(shard, names or [self.node], copies, known)
+        return self.order is None or self.node in self.order.owners(shard, copies)
 
     def _take_share(self) -> None:
         """Have shards brought that are in use, and that this member is to hold.
@@ -384,6 +385,8 @@ class Keeper:
             self._recovery.members = others
             self._recovery.forget()
             self._filling.all_members = self._upkeep.everyone = members
+            known = membership.standing(members)
+            self._upkeep.order = RendezvousOrder(known.weight, known) if members else None
         if len(others) < len(members):
             self._upkeep.take_share_soon()
 

@@ -78,7 +78,7 @@ def test_warming_makes_shards_anew_from_the_source_and_copies_them(
     assert seen[-1] == 2 * len(index.shards)
     for entry in index.shards:
         holders = {name for name, kept in keepers.running.items() if kept.store.is_verified(entry.id)}
-        assert holders == set(membership.owners(entry.id, list(keepers.running), 2))  # type: ignore[arg-type]
+        assert holders == set(membership.ranked(entry.id, list(keepers.running))[:2])  # type: ignore[arg-type]
     config = keepers.config(members=format_members(keepers.members), token_file=token_file(keepers))
     with Reader.open("digits", config=config) as reader:
         views = reader.read(range(len(reader)))
@@ -108,7 +108,7 @@ def test_members_in_domains_bring_and_count_what_the_domains_say(keepers: Keeper
     assert apart.owned == apart.owned_verified == len(index.shards)
     for entry in index.shards:
         holders = {name for name, kept in keepers.running.items() if kept.store.is_verified(entry.id)}
-        assert holders == set(membership.owners(entry.id, known.weight, 2, known))
+        assert holders == set(membership.ranked(entry.id, known.weight, known)[:2])
 
 
 def test_a_lost_copy_comes_from_the_other_owner_before_others(keepers: Keepers, index: Index) -> None:
