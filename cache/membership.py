@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from deeplink.core.config import Config, ConfigError
-from deeplink.core.types import NodeName, parse_members
+from deeplink.core.digest_file import read_members
+from deeplink.core.types import NodeName
 from deeplink.rpc.tokens import read_token
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def site_members(config: Config) -> tuple[Member, ...]:
 
 def _parsed(text: str, key: str) -> tuple[Member, ...]:
     try:
-        return parse_members(text)
+        return read_members(text)
     except ValueError as problem:
         raise ConfigError("configuration", key, str(problem)) from problem
 
