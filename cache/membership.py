@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from deeplink.core.config import Config, ConfigError
-from deeplink.core.types import NodeName, parse_members
+from deeplink.core.digest_file import read_members
+from deeplink.core.types import NodeName
 from deeplink.rpc.tokens import read_token
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def site_members(config: Config) -> tuple[Member, ...]:
 
 def _parsed(text: str, key: str) -> tuple[Member, ...]:
     try:
-        return parse_members(text)
+        return read_members(text)
     except ValueError as problem:
         raise ConfigError("configuration", key, str(problem)) from problem
 
@@ -96,8 +97,18 @@ def standing(members: Iterable[Member]) -> MemberAttributes:
     )
 
 
+def scored(shard: ShardId, member: NodeName, known: MemberAttributes = _ALIKE) -> tuple[float, int, NodeName]:
+    """Return what `ranked` orders a member by, the least first: minus its score, minus its hash, its name."""
+    number = xxhash.xxh3_64_intdigest(f"{shard}\0{member}".encode())
+    # Half a step off both ends: 0 has no logarithm, and that of 1 is 0.
+    uniform = min((number + 0.5) / _HASHES, 1.0 - 2.0**-53)
+    return known.weight.get(member, 1) / math.log(uniform), -number, member
+
+
 def ranked(shard: ShardId, members: Iterable[NodeName], known: MemberAttributes = _ALIKE) -> tuple[NodeName, ...]:
-    """Return the members in the order in which they are to hold `shard`.
+    """Return the members in the order in which they are to hold `shard`; the first ones are its owners.
+
+    `RendezvousOrder` gives the first of thousands sooner.
 
     By score, so that the order of two members does not depend on the others: -weight / ln(hash), the hash uniform
     in (0, 1) (Schindelhauer and Schomaker, SPAA 2005; Resch, SNIA SDC 2015). Equal scores: by hash, then by name.
@@ -106,15 +117,7 @@ def ranked(shard: ShardId, members: Iterable[NodeName], known: MemberAttributes 
     >>> ranked("00" * 20, ["n0", "n1", "n2"]) == ranked("00" * 20, ["n2", "n0", "n1"])
     True
     """
-    weight = known.weight
-
-    def place(member: NodeName) -> tuple[float, int, NodeName]:
-        number = xxhash.xxh3_64_intdigest(f"{shard}\0{member}".encode())
-        # Half a step off both ends: 0 has no logarithm, and that of 1 is 0.
-        uniform = min((number + 0.5) / _HASHES, 1.0 - 2.0**-53)
-        return weight.get(member, 1) / math.log(uniform), -number, member
-
-    placed = sorted(members, key=place)
+    placed = sorted(members, key=lambda member: scored(shard, member, known))
     if known.domain and placed:
         apart = _apart(placed, placed[:1], known)
         if apart is not None:
@@ -131,13 +134,6 @@ def _apart(order: Iterable[NodeName], holders: Collection[NodeName], known: Memb
         return None
     (one,) = held
     return next((name for name in order if domain.get(name, "") != one), None)
-
-
-def owners(
-    shard: ShardId, members: Iterable[NodeName], replicas: int, known: MemberAttributes = _ALIKE
-) -> tuple[NodeName, ...]:
-    """Return the `replicas` members a shard belongs on, the first one first; all members when there are fewer."""
-    return ranked(shard, members, known)[:replicas]
 
 
 def next_holder(

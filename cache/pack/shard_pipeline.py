@@ -24,6 +24,7 @@ from deeplink.cache.errors import (
 from deeplink.cache.format import block
 from deeplink.cache.format.block import checked_shard_id
 from deeplink.cache.pack.building import AbandonedError, FileReader, Piece, ShardBuilder
+from deeplink.cache.rendezvous import CANDIDATES, RendezvousOrder
 from deeplink.cache.transfer.client import MemberClient
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.private import private_folder
@@ -60,6 +61,7 @@ class Placer:
         self._store, self._node = store, node
         self._names = [member.name for member in members] or [node]
         self._known = membership.standing(members)
+        self._order = RendezvousOrder(self._names, self._known)
         self.wanted = min(replicas, len(self._names))  # copies of each shard
         self.needed: set[ShardId] = set()  # placed, or to be: of these none leaves this node's store for others
         self._clients = {member.name: MemberClient(member, token) for member in members if member.name != node}
@@ -96,8 +98,8 @@ class Placer:
 
     def holders(self, shard: ShardId, size: int) -> tuple[NodeName, ...]:
         """Return the members that hold a shard, in the order in which they are to hold it."""
-        ranked = membership.ranked(shard, self._names, self._known)
-        return tuple(name for name in ranked if self._has(name, shard, size))
+        holders = [name for name in self._names if self._has(name, shard, size)]
+        return membership.ranked(shard, holders, self._known)
 
     def answers(self, name: NodeName) -> bool:
         """Tell whether a member has answered every request, or is this node."""
@@ -122,7 +124,7 @@ class Placer:
         self.needed.add(shard)
         held, problems = list(self.holders(shard, draft.stat().st_size)), []
         path = draft
-        left = list(membership.ranked(shard, self._names, self._known))
+        left = list(self._order.first(shard, CANDIDATES))
         while len(held) < self.wanted:
             name = membership.next_holder(left, held, self.wanted, self._known)
             if name is None:

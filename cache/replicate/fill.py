@@ -15,6 +15,7 @@ import grpc
 from deeplink.cache import membership
 from deeplink.cache.errors import ShardIdError
 from deeplink.cache.format import block
+from deeplink.cache.rendezvous import RendezvousOrder
 from deeplink.cache.replicate.fetching import HOME, SOURCE, Fetched, FetchOutcome, WantedShard
 from deeplink.cache.store.pins import demand, read_pins
 from deeplink.cache.transfer.client import member_channel
@@ -149,13 +150,9 @@ class FillServicer:
         names = [member.name for member in everyone]
         if self.node not in names:
             names.append(self.node)
-        known = membership.standing(everyone)
+        order = RendezvousOrder(names, membership.standing(everyone))
         copies = replicas or self.replicas
-        return [
-            number
-            for number, entry in enumerate(index.shards)
-            if self.node in membership.owners(entry.id, names, copies, known)
-        ]
+        return [number for number, entry in enumerate(index.shards) if self.node in order.owners(entry.id, copies)]
 
     def _brought(
         self, wanted: Sequence[WantedShard], members: Sequence[Member], context: grpc.ServicerContext

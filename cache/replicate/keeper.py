@@ -14,6 +14,7 @@ from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import StoreError
 from deeplink.cache.membership import configured_members, weight_of
 from deeplink.cache.pack.packing_service import PackingServicer
+from deeplink.cache.rendezvous import RendezvousOrder
 from deeplink.cache.replicate.budget import StoreBudget
 from deeplink.cache.replicate.fetching import Fetcher, WantedShard
 from deeplink.cache.replicate.fill import Filler, FillServicer
@@ -25,8 +26,9 @@ from deeplink.cache.store.pins import read_pins
 from deeplink.core import metrics
 from deeplink.core.codec import to_message
 from deeplink.core.config import Config
+from deeplink.core.digest_file import read_members
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.types import parse_members
+from deeplink.core.timeouts import LastAnswer
 from deeplink.rpc.tokens import accepted
 from deeplink.v1 import cache_pb2, node_pb2
 
@@ -54,6 +56,8 @@ _AGAIN_S = 60.0
 _PATIENCE_S, _ASKED_KEPT_S = 8.0, 120.0
 """A member that is not a shard's first owner brings it when asked again this much later, and not much later."""
 _MOST_ASKED = 4096
+_LIST_AGAIN_S = 5.0
+"""A list of members that could not be read is not read again sooner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +97,8 @@ class Upkeep:
     """What is wrong with the store's disk; empty while it is well."""
     everyone: tuple[Member, ...] = ()
     """All members, this one among them; empty where none are known."""
+    order: RendezvousOrder | None = None
+    """Theirs, for each shard; None where none are known."""
     _ending: threading.Event = field(default_factory=threading.Event)
     _is_started: bool = False
     _due: dict[str, float] = field(default_factory=dict)
@@ -231,9 +237,7 @@ class Upkeep:
                 self._missed.add(shard)
 
     def _owns(self, shard: ShardId, copies: int) -> bool:
-        names = [member.name for member in self.everyone]
-        known = membership.standing(self.everyone)
-        return self.node in membership.owners(shard, names or [self.node], copies, known)
+        return self.order is None or self.node in self.order.owners(shard, copies)
 
     def _take_share(self) -> None:
         """Have shards brought that are in use, and that this member is to hold.
@@ -308,7 +312,8 @@ class Keeper:
     ) -> None:
         self._node, self._store, self._token, self._clock = node, store, token, clock
         self._lock = threading.Lock()
-        self._member_list = ""
+        self._member_list = self._named = ""
+        self._reading = LastAnswer(self._read_member_list, clock, "deeplink-members")
         settings, ending = config or Config(), threading.Event()
         catalog = Catalog(config.catalog) if config else None
         known = KnownShards(catalog, clock)
@@ -364,15 +369,27 @@ class Keeper:
         self._filler.close()
         self._upkeep.stop()
 
-    def use_member_list(self, text: str) -> None:
-        """Use the list of members that a launcher sends with each request; one that cannot be read is logged."""
-        if text == self._member_list:
-            return
-        self._member_list = text
+    def use_member_list(self, value: str) -> None:
+        """Use the list of members that a launcher names with each request, once it is another one.
+
+        It is read in a thread, for the shared folder may hang. One that cannot be read is logged, and tried again.
+        """
+        with self._lock:
+            is_new = value != self._member_list and not self._reading.is_under_way
+            if is_new:
+                self._named = value
+                self._reading.ask()
+
+    def _read_member_list(self) -> bool:
+        value = self._named
         try:
-            self.know(parse_members(text))
-        except ValueError as problem:
+            self.know(read_members(value))
+        except (ValueError, DeepLinkError) as problem:
             log.warning("the launcher's list of members cannot be used: %s", problem)
+            self._clock.sleep(_LIST_AGAIN_S)
+            return False
+        self._member_list = value
+        return True
 
     def know(self, members: tuple[Member, ...]) -> None:
         """Take `members` for all members there are; this one need not be among them."""
@@ -384,6 +401,8 @@ class Keeper:
             self._recovery.members = others
             self._recovery.forget()
             self._filling.all_members = self._upkeep.everyone = members
+            known = membership.standing(members)
+            self._upkeep.order = RendezvousOrder(known.weight, known) if members else None
         if len(others) < len(members):
             self._upkeep.take_share_soon()
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.cache import membership
+from deeplink.cache.rendezvous import RendezvousOrder
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import write_unsynced
 from deeplink.core.types import DATASET_NAME, NodeName
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.cache.format.index import Index
+    from deeplink.cache.membership import MemberAttributes
     from deeplink.core.types import ShardId
 
 SUFFIX = ".held"
@@ -71,7 +72,7 @@ def residency(
     stats: Mapping[NodeName, Mapping[ShardId, bool] | None],
     *,
     replicas: int,
-    known: membership.MemberAttributes | None = None,
+    known: MemberAttributes | None = None,
 ) -> VersionResidency:
     """Return how much of a version is where."""
     size = {entry.id: entry.bytes for entry in index.shards}
@@ -81,8 +82,9 @@ def residency(
         node: {shard for shard in shards if (stats[node] or {})[shard]} for node, shards in present.items()
     }
     owned: dict[NodeName, set[ShardId]] = {node: set() for node in stats}
+    order = RendezvousOrder(stats, known)
     for shard in size:
-        for node in membership.owners(shard, stats, copies, known or membership.MemberAttributes()):
+        for node in order.owners(shard, copies):
             owned[node].add(shard)
     nodes = [
         NodeResidency(

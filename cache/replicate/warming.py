@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from deeplink.cache import membership
 from deeplink.cache.errors import MemberError
 from deeplink.cache.membership import node_name
+from deeplink.cache.rendezvous import RendezvousOrder
 from deeplink.cache.replicate.budget import keep_to_budget
 from deeplink.cache.replicate.fetching import Fetcher, FetchOutcome, WantedShard
 from deeplink.cache.replicate.fill import fill
@@ -167,10 +168,11 @@ def warm(
     copies = min(replicas, len(answering))
     counts = _Counts(_total(index, copies), progress)
     known = membership.standing(answering.values())
-    order = [membership.owners(entry.id, answering, copies, known) for entry in index.shards]
+    order = RendezvousOrder(answering, known)
+    holders = [order.owners(entry.id, copies) for entry in index.shards]
     for copy in range(copies):
         shares: dict[NodeName, list[int]] = {}
-        for number, owners in enumerate(order):
+        for number, owners in enumerate(holders):
             shares.setdefault(owners[copy], []).append(number)
         _bring(Moves(index, name, shares, copies), members, token, counts, at_once=_MOST_ASKED_AT_ONCE)
     found = residency(index, held_by(members, token, clock), replicas=replicas, known=membership.standing(members))
@@ -249,11 +251,12 @@ def for_job(
     """Return what a job's nodes do not have yet of what they will own: the job's members are its nodes."""
     weight = {member.name: member.weight for member in members if member.name in nodes}
     known = membership.MemberAttributes(weight, domains or {})
+    order = RendezvousOrder(nodes, known)
     missing: dict[NodeName, list[int]] = {}
     silent: set[NodeName] = set()
     copies = 0
     for number, entry in enumerate(index.shards):
-        for owner in membership.owners(entry.id, sorted(nodes), replicas, known):
+        for owner in order.owners(entry.id, replicas):
             there = held.get(owner)
             copies += 1
             if there is None:
@@ -281,8 +284,9 @@ def off_node(
         if entry.id in own and not any(there.get(entry.id, False) for there in others.values())
     ]
     if others:
+        order = RendezvousOrder(others, known)
         for number in alone:
-            owner = membership.owners(index.shards[number].id, sorted(others), 1, known)[0]
+            (owner,) = order.owners(index.shards[number].id, 1)
             missing.setdefault(owner, []).append(number)
     return Moves(index, name, _tupled(missing), len(alone))
 

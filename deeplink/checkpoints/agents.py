@@ -17,8 +17,9 @@ import xxhash
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.claims import claim_of, is_newer, wire_claim
 from deeplink.checkpoints.manifest import CheckpointDamagedError, Manifest
+from deeplink.core.digest_file import read_members
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.types import Attempt, FencedError, NodeName, parse_members
+from deeplink.core.types import Attempt, FencedError, NodeName
 from deeplink.rpc.forksafe import PlainCallError, PlainConnection, PlainStatusError, Status
 from deeplink.v1 import common_pb2, keep_pb2
 
@@ -260,7 +261,7 @@ class JobAgents:
         here, node, token_file = (
             env.get(name, "") for name in ("DEEPLINK_AGENT", "DEEPLINK_NODE", "DEEPLINK_TOKEN_FILE")
         )
-        members = parse_members(env.get("DEEPLINK_MEMBERS", ""))
+        members = read_members(env.get("DEEPLINK_MEMBERS", ""))
         is_in_job = attempt is not None and str(attempt) == env.get("DEEPLINK_ATTEMPT")
         if attempt is None or not is_in_job or not (here and node and token_file and members):
             return None

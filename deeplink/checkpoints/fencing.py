@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Protocol
 from typing_extensions import override
 
 from deeplink.checkpoints.found import FULL, CheckpointError
+from deeplink.core.digest_file import read_members
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.types import FencedError, NodeName, parse_members
+from deeplink.core.types import FencedError, NodeName
 from deeplink.rpc.forksafe import PlainBusyError, PlainCallError, PlainConnection, PlainStatusError
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.states import JobState
@@ -344,7 +345,7 @@ def witnesses_of(
 
 def other_members(env: Mapping[str, str]) -> list[Member]:
     """Return the job's other nodes, from this one's place on: else all ranks asked the same one at once."""
-    everyone = parse_members(env.get("DEEPLINK_MEMBERS", ""))
+    everyone = read_members(env.get("DEEPLINK_MEMBERS", ""))
     names = [member.name for member in everyone]
     here = env.get("DEEPLINK_NODE", "")
     if here not in names:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final, Self
 import numpy as np
 
 from deeplink.cache import membership
+from deeplink.cache.rendezvous import RendezvousOrder
 from deeplink.core.types import ShardId
 from deeplink.data.errors import SamplerError
 
@@ -400,7 +401,8 @@ class Residency:
     ) -> Self:
         """Return the residency of shards that lie where they belong by the list of members."""
         known = membership.standing(members)
-        holders = [membership.owners(ShardId(name), known.weight, replicas, known) for name in shards]
+        order = RendezvousOrder(known.weight, known)
+        holders = [order.owners(ShardId(name), replicas) for name in shards]
         return cls(nodes, holders, shard)
 
     def near(self, rows: NDArray[np.int64]) -> float:

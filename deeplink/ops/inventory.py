@@ -75,7 +75,7 @@ class Holdings:
     def owners(self, shard: ShardId, replicas: int) -> tuple[NodeName, ...]:
         """Return the nodes that a shard belongs on, the first one first; this node where there are no members."""
         names = [member.name for member in self.members] or [self.here]
-        return membership.owners(shard, names, replicas, membership.standing(self.members))
+        return membership.ranked(shard, names, membership.standing(self.members))[:replicas]
 
     def residency(self, index: Index, replicas: int) -> VersionResidency:
         """Return how much of a version is where, if there are to be so many copies as far as members go."""

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from deeplink.core.admission import STRANGERS
+from deeplink.core.digest_file import leave_members
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.finding import Severity
 from deeplink.core.text import listed
+from deeplink.core.timeouts import LastAnswer
 from deeplink.core.types import NodeName, format_members
 from deeplink.rpc.channel import allow_descriptors, attempt_to_wire
 from deeplink.scheduler.launch.agent_monitor import ANSWER_S, GAP_S, POLL_S, AgentMonitor
@@ -19,6 +21,7 @@ from deeplink.v1 import node_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
+    from pathlib import Path
     from typing import Any
 
     from deeplink.core.clock import Clock
@@ -39,6 +42,7 @@ QUIET_S = 10.0  # after so long without any agent we say what we wait for
 GRACE_S = 10.0  # how long the others may take then
 GONE_S = 1.0  # a machine that refuses connections for so long has lost its agent; at a job's end all of them do
 FEW = 128  # each agent is a connection, two where it is silent: for more, 1,024 open files may be too few
+WRITE_AGAIN_S = 10.0  # after the list of agents could not be written
 STALL_S = 1.0  # if we ourselves did nothing for longer than this, the time does not count against any node
 
 TRY_S = 20.0  # a try on a node that is out of reach hangs; after so long it is given up for another one
@@ -50,10 +54,17 @@ class AgentPool:
     """The agents of one run. Not thread-safe: the supervising thread alone uses it."""
 
     def __init__(
-        self, step: AgentStep, token: Callable[[Attempt], str], clock: Clock, restarts: AgentRestart | None = None
+        self,
+        step: AgentStep,
+        token: Callable[[Attempt], str],
+        clock: Clock,
+        restarts: AgentRestart | None = None,
+        folder: Path | None = None,
     ) -> None:
+        """`folder` is the job's, where agents find the list of them all; None: they are told of no others."""
         self._step, self._token, self._clock, self._restarts = step, token, clock, restarts
         self._nodes: dict[NodeName, AgentMonitor] = {}
+        self._members = None if folder is None else _MemberList(folder, clock)
         self._ticked = clock.monotonic()
         self._ask_at = float("-inf")
         self._said_ended = False
@@ -142,6 +153,8 @@ class AgentPool:
     def _admit(self, facts: NodeFacts) -> None:
         STRANGERS.forget(facts.address)
         self._nodes[facts.name] = AgentMonitor(facts, self._clock.monotonic())
+        if self._members is not None:
+            self._members.outdated()
 
     def readdress(self, facts: Mapping[NodeName, NodeFacts]) -> None:
         """Reach these nodes, which came up, by other addresses from here on."""
@@ -200,7 +213,7 @@ class AgentPool:
         self._readmit()
         # Without somebody who starts agents again, one that is gone is as good as its node.
         deserted = self._restarts.deserted if self._restarts is not None else frozenset(self._nodes)
-        members = format_members(tuple(one.facts.member for one in self._nodes.values()))
+        members = "" if self._members is None else self._members.value(lambda: self.facts)
         token = self._token(attempt)
         for name, one in self._nodes.items():
             one.token = token
@@ -270,6 +283,45 @@ class AgentPool:
         if self._restarts is not None:
             self._restarts.close()
         self._step.stop()
+
+
+class _MemberList:
+    """The list of a job's agents, in a file of its folder that is named by its digest.
+
+    Heartbeats carry the file's name; an agent that does not know it yet reads it. Written in a thread: supervision
+    never waits for the shared folder.
+    """
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self._folder, self._clock = folder, clock
+        self._facts: Mapping[NodeName, NodeFacts] = {}
+        self._is_outdated, self._again_at = True, float("-inf")
+        self._written = LastAnswer(self._leave, clock, "deeplink-members")
+
+    def outdated(self) -> None:
+        """The agents are others from here on, or are reached elsewhere."""
+        self._is_outdated = True
+
+    def value(self, facts: Callable[[], Mapping[NodeName, NodeFacts]]) -> str:
+        """Return what stands for the list of these agents; empty while it is not written. Does not wait."""
+        now = self._clock.monotonic()
+        if self._written.is_under_way:
+            return ""
+        if self._is_outdated:
+            self._is_outdated, self._facts = False, facts()
+            self._written = LastAnswer(self._leave, self._clock, "deeplink-members")
+            self._again_at = float("-inf")
+        if self._written.value is None and now >= self._again_at:
+            self._again_at = now + WRITE_AGAIN_S
+            self._written.ask()
+        return self._written.value or ""
+
+    def _leave(self) -> str | None:
+        try:
+            return leave_members(self._folder, format_members(tuple(one.member for one in self._facts.values())))
+        except OSError as problem:
+            log.warning("the agents cannot be told of each other: %s: %s", self._folder, problem)
+            return None
 
 
 class _Try:

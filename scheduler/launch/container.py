@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deeplink.core.digest_file import BY_FILE
 from deeplink.scheduler.launch.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -46,7 +47,10 @@ def needed(env: Mapping[str, str]) -> tuple[str, ...]:
     token_folder, host_folder = (str(Path(file).parent) if file else "" for file in files)
     store, catalog = env.get("DEEPLINK_STORE", ""), env.get("DEEPLINK_CATALOG", "")
     tokens = [env.get(name, "") for name in ("DEEPLINK_WATCH_TOKEN_FILE", "DEEPLINK_SITE_TOKEN_FILE")]
-    return _unique([token_folder, store, catalog, host_folder, *tokens])
+    listed = [env.get(name, "") for name in ("DEEPLINK_MEMBERS", "DEEPLINK_SITE_MEMBERS")]
+    lists = [value.removeprefix(BY_FILE) for value in listed if value.startswith(BY_FILE)]
+    outside = [path for path in lists if str(Path(path).parent) != host_folder]
+    return _unique([token_folder, store, catalog, host_folder, *tokens, *outside])
 
 
 def entering(

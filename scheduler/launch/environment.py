@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import zlib
@@ -12,6 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from deeplink.core.digest_file import BY_FILE, leave
+from deeplink.core.publish import write_text
 from deeplink.core.types import Attempt, Member, NodeName, format_members
 from deeplink.scheduler.launch.container import Container
 from deeplink.scheduler.launch.errors import LaunchError
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
     Settings = Callable[["Launch", "RankTask", Mapping[str, str]], dict[str, str]]
 
-# Carries the launch from `deeplink run` to `deeplink.scheduler.launch.rank`; the command does not see it.
+# Names the file that carries the launch from `deeplink run` to `deeplink.scheduler.launch.rank`; the command does
+# not see it.
 LAUNCH_VARIABLE = "DEEPLINK_LAUNCH"
-SEATS_VARIABLE = (
-    "DEEPLINK_AGENT_SEATS"  # of agents that are started again: one text, each finds its own port in it
-)
+SEATS_VARIABLE = "DEEPLINK_AGENT_SEATS"  # the file, of agents that are started again: each finds its port in it
+_MEMBERS = ".members"  # beside the launch's file, with its name before it
 
 
 def not_launched(problem: str) -> LaunchError:
@@ -97,18 +98,18 @@ class AgentEndpoint:
     folder: Path  # node-local, of its token; ranks hold their locks there, too
 
 
-def packed_seats(before: Mapping[NodeName, NodeFacts]) -> str:
-    """Return the ports and folders of these agents, for `seat_in`."""
+def leave_seats(folder: Path, before: Mapping[NodeName, NodeFacts]) -> Path:
+    """Publish the ports and folders of these agents in the job's folder, for `seat_in`; return the file."""
     seats = {node: [int(one.address.rpartition(":")[2]), one.token_file] for node, one in before.items()}
-    return json.dumps(seats, separators=(",", ":"))
+    return leave(folder, "seats", json.dumps(seats, separators=(",", ":")).encode())
 
 
 def seat_in(env: Mapping[str, str], node: str) -> AgentEndpoint | None:
     """Return the endpoint that this node's agent is to take; None where there is none, or it cannot be read."""
     try:
-        port, token_file = json.loads(env[SEATS_VARIABLE])[node]
+        port, token_file = json.loads(Path(env[SEATS_VARIABLE]).read_text(encoding="utf-8"))[node]
         seat = AgentEndpoint(port=int(port), folder=Path(token_file).parent)
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, OSError):
         return None
     return seat if 0 < seat.port < 1 << 16 and token_file and seat.folder.is_absolute() else None
 
@@ -257,15 +258,20 @@ class Launch:
         """Rank 0's host."""
         return self.nodes[0].host
 
-    def packed(self) -> str:
-        """Return a text for one environment variable (which Linux bounds to 128 KiB: some thousands of nodes)."""
-        return base64.b64encode(zlib.compress(json.dumps(asdict(self)).encode())).decode()
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Every node with an agent, those that run ranks first, in rank order."""
+        return tuple(facts.member for facts in (*self.nodes, *self.spares))
+
+    def packed(self) -> bytes:
+        """Return the content of the launch's file: about 50 bytes for each node."""
+        return zlib.compress(json.dumps(asdict(self)).encode())
 
     @classmethod
-    def unpacked(cls, text: str) -> Launch:
+    def unpacked(cls, content: bytes) -> Launch:
         """Read what `packed` wrote."""
         try:
-            fields = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+            fields = json.loads(zlib.decompress(content))
             container = fields.pop("container")
             if fields["recipe_name"] not in RECIPES:
                 raise not_launched(f"this version has no recipe {fields['recipe_name']!r}")
@@ -292,10 +298,36 @@ def host_file(launch: Launch) -> str:
     )
 
 
-def leave_host_file(launch: Launch) -> None:
-    """Write the file with an attempt's nodes in rank order, for users who start something on them."""
+def leave_launch(launch: Launch, folder: Path) -> str:
+    """Leave in the job's folder what an attempt's ranks are to know; return what LAUNCH_VARIABLE is to be.
+
+    Besides the launch: its members, and the nodes in rank order for users who start something on them.
+    """
     if launch.host_file:
         Path(launch.host_file).write_text(host_file(launch), encoding="utf-8")
+    path = leave(folder, "launch", launch.packed())
+    write_text(path.with_name(path.name + _MEMBERS), format_members(launch.members), mode=0o600, durable=False)
+    return str(path)
+
+
+def left_launch(env: Mapping[str, str]) -> Launch:
+    """Return the launch that a rank's environment names."""
+    where = env.get(LAUNCH_VARIABLE)
+    if where is None:
+        raise not_launched(f"{LAUNCH_VARIABLE} is not set")
+    try:
+        content = Path(where).read_bytes()
+    except OSError as problem:
+        raise LaunchError(
+            f"the launch cannot be read: {where}: {problem.strerror or problem}",
+            "All nodes must see the job's folder: let `state` (DEEPLINK_STATE) name one on shared storage.",
+        ) from problem
+    return Launch.unpacked(content)
+
+
+def members_variable(env: Mapping[str, str]) -> str:
+    """Return what DEEPLINK_MEMBERS is to be for a rank with this environment: the file of its launch's members."""
+    return f"{BY_FILE}{env[LAUNCH_VARIABLE]}{_MEMBERS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +363,6 @@ def rank_environment(launch: Launch, task: RankTask, env: Mapping[str, str]) -> 
     if launch.nodes[group].node != task.node:
         raise not_launched(f"rank {task.rank} is not meant for {task.node}")
     here = launch.nodes[group]
-    everyone = tuple(facts.member for facts in (*launch.nodes, *launch.spares))
     settings = {
         "RANK": str(task.rank),
         "WORLD_SIZE": str(launch.processes),
@@ -343,7 +374,6 @@ def rank_environment(launch: Launch, task: RankTask, env: Mapping[str, str]) -> 
         "MASTER_ADDR": launch.master_address,
         "MASTER_PORT": str(launch.master_port),
         "DEEPLINK_ATTEMPT": str(launch.attempt),
-        "DEEPLINK_MEMBERS": format_members(everyone),
         "DEEPLINK_NODE": here.node,
         "DEEPLINK_AGENT": here.address,
         "DEEPLINK_TOKEN_FILE": here.token_file,

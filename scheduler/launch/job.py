@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.digest_file import BY_FILE, leave_members
 from deeplink.core.private import private_folder
 from deeplink.core.publish import standard_output_file
 from deeplink.rpc.tokens import new_token, token_of
@@ -27,11 +28,15 @@ from deeplink.scheduler.slurm.command import own_files_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from deeplink.core.config import Config
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.launch_spec import LaunchSpec
     from deeplink.scheduler.launch.shared_network import SiteFabric
+
+
+SITE_VARIABLE = "DEEPLINK_SITE_MEMBERS"
 
 
 def passed_on(config: Config, env: Mapping[str, str]) -> dict[str, str]:
@@ -42,12 +47,19 @@ def passed_on(config: Config, env: Mapping[str, str]) -> dict[str, str]:
     in_rank = "DEEPLINK_ATTEMPT" in env
     settings = {
         "DEEPLINK_CATALOG": config.catalog,
-        "DEEPLINK_SITE_MEMBERS": config.site_members if in_rank else config.members,
+        SITE_VARIABLE: config.site_members if in_rank else config.members,
         "DEEPLINK_SITE_TOKEN_FILE": config.site_token_file if in_rank else config.token_file,
         "DEEPLINK_WATCH": config.watch,
         "DEEPLINK_WATCH_TOKEN_FILE": config.watch_token_file,
     }
     return {name: str(value) for name, value in settings.items() if value}
+
+
+def _by_file(passed_on: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return the same with the standing cache's members in a file: the list may be too long for a variable."""
+    listed = passed_on.get(SITE_VARIABLE, "")
+    is_by_file = not listed or listed.startswith(BY_FILE)
+    return {**passed_on, **({} if is_by_file else {SITE_VARIABLE: leave_members(folder, listed)})}
 
 
 def run_job(
@@ -81,7 +93,9 @@ def run_job(
         restarts = None  # without Slurm a node is its processes: no machine could live on without its agent
         if backend.can_requeue:
             restarts = AgentRestart(lambda before: backend.start_agents(secret, before), clock)
-        agents = AgentPool(backend.start_agents(secret), partial(token_of, secret), clock, restarts)
+        agents = AgentPool(
+            backend.start_agents(secret), partial(token_of, secret), clock, restarts, backend.folder
+        )
         stack.callback(agents.close)
 
         def told_to_end() -> bool:
@@ -107,7 +121,8 @@ def run_job(
         addresses = {node: one.topology_address for node, one in facts.items()}
         fabric = fabric_below(addresses, site, backend.fabric)
         agents.readdress(with_domains(facts, fabric))
-        spec = replace(spec, fabric=fabric, folder=backend.folder)
+        passed = _by_file(spec.passed_on, backend.folder)
+        spec = replace(spec, fabric=fabric, folder=backend.folder, passed_on=passed)
         supervisor = Supervisor(RunContext(backend, agents, events, clock, spec, policy), signals)
         stack.callback(supervisor.close)
         ready = {node: {"address": one.address, "pid": one.pid} for node, one in agents.facts.items()}

@@ -19,7 +19,7 @@ from typing_extensions import override
 from deeplink.core.private import private_folder
 from deeplink.core.types import NodeName
 from deeplink.scheduler.launch.backend import AgentStep, Backend, RankStep
-from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts, leave_host_file
+from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts, leave_launch
 from deeplink.scheduler.launch.errors import LaunchError
 from deeplink.scheduler.launch.launch_spec import Granted
 from deeplink.scheduler.launch.process import AgentProcesses, end_all, python_command
@@ -78,8 +78,8 @@ class LocalBackend(Backend):
                 "Install an MPI (Debian: mpich; pip: mpich). Inside a Slurm job srun starts the ranks without."
             )
             raise LaunchError(f"{MPIEXEC} is not on PATH", remedy, exit_code=127)
-        leave_host_file(launch)
-        return LocalRanks(launch, command, self.env)
+        env = {**self.env, LAUNCH_VARIABLE: leave_launch(launch, self.folder)}
+        return LocalRanks(launch, command, env)
 
     @override
     def port_for(self, attempt: Attempt) -> int:
@@ -145,15 +145,14 @@ class LocalRanks(RankStep):
         self._launch, self._code = launch, 0
         self._failed = Failed()
         self._ranks: dict[int, processes.Process[bytes]] = {}
-        packed = {**env, LAUNCH_VARIABLE: launch.packed()}
         if launch.recipe.mpi:
-            self._ranks[0] = processes.spawn(_with_mpi(launch, command), env=packed)
+            self._ranks[0] = processes.spawn(_with_mpi(launch, command), env=env)
             return
         for rank in range(launch.processes):
             group, local_rank = launch.place(rank)
             task = ["--task", str(rank), str(local_rank), launch.nodes[group].node]
             argv = python_command("deeplink.scheduler.launch.rank", *task, "--", *command)
-            self._ranks[rank] = processes.spawn(argv, env=packed)
+            self._ranks[rank] = processes.spawn(argv, env=env)
 
     @override
     def exit_code(self) -> int | None:

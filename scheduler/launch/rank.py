@@ -17,9 +17,10 @@ from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.tokens import token_file_of
 from deeplink.scheduler.launch.container import PYXIS, entering
 from deeplink.scheduler.launch.environment import (
-    LAUNCH_VARIABLE,
     Launch,
     RankTask,
+    left_launch,
+    members_variable,
     mpi_task,
     not_launched,
     rank_environment,
@@ -36,11 +37,10 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 def main(argv: Sequence[str]) -> int:
     """Become the command; returns an exit code only where that fails."""
     try:
-        if LAUNCH_VARIABLE not in os.environ:
-            raise not_launched(f"{LAUNCH_VARIABLE} is not set")
-        launch = Launch.unpacked(os.environ[LAUNCH_VARIABLE])
+        launch = left_launch(os.environ)
         task, command = arguments(list(argv), launch, os.environ)
         env = rank_environment(launch, task, os.environ)
+        env["DEEPLINK_MEMBERS"] = members_variable(os.environ)
         env["DEEPLINK_TOKEN_FILE"] = str(token_file_of(Path(env["DEEPLINK_TOKEN_FILE"]), launch.attempt))
         if launch.container is not None and launch.container.runtime != PYXIS:
             command = entering(launch.container, command, env, here=str(Path.cwd()), exists=os.path.exists)

@@ -20,8 +20,8 @@ from deeplink.scheduler.launch.environment import (
     LAUNCH_VARIABLE,
     SEATS_VARIABLE,
     Launch,
-    leave_host_file,
-    packed_seats,
+    leave_launch,
+    leave_seats,
 )
 from deeplink.scheduler.launch.errors import LaunchError, NoSlurmdError
 from deeplink.scheduler.launch.launch_spec import Granted, gpu_options, granted_by
@@ -33,7 +33,7 @@ from deeplink.scheduler.recovery.resubmission import comment_of, with_our_commen
 from deeplink.scheduler.slurm.client import Slurm, standing
 from deeplink.scheduler.slurm.command import finish, is_unanswered, real_program
 from deeplink.scheduler.slurm.job_environment import is_in_step, not_contradicted
-from deeplink.scheduler.slurm.nodeset import unfold
+from deeplink.scheduler.slurm.nodeset import fold_for_files, unfold
 from deeplink.scheduler.slurm.sbatch_options import SRUN
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.topology.sources.slurm_topology import fabric_from_switches
@@ -152,12 +152,12 @@ class SlurmBackend(Backend):
         argv += python_command("deeplink", "node", "--job", "--bind", "0.0.0.0:0")
         env = step_environment(self.env, resources=False)
         if again is not None:
-            env |= {SEATS_VARIABLE: packed_seats(again)}
+            env |= {SEATS_VARIABLE: str(leave_seats(self.folder, again))}
         return SlurmAgents(argv, env, secret=secret, logfile=self.folder / "agents.log", count=count, gone=gone)
 
     def _agent_step(self, nodes: Sequence[NodeName], name: str) -> list[str]:
         """Return the start of the srun of a step of one task per node, beside the ranks."""
-        where = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", f"--nodelist={','.join(nodes)}"]
+        where = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", f"--nodelist={fold_for_files(nodes)}"]
         return [self._srun(), *where, *_AGENT_OPTIONS, "--export=ALL", "--quiet", f"--job-name={name}"]
 
     def _without_slurmd(self, nodes: Collection[NodeName]) -> frozenset[NodeName]:
@@ -213,10 +213,9 @@ class SlurmBackend(Backend):
         hosts = self.folder / f"hosts.{launch.attempt}"
         each = zip(launch.nodes, launch.started, strict=True)
         hosts.write_text("".join(f"{facts.node}\n" * count for facts, count in each), encoding="utf-8")
-        leave_host_file(launch)
         env = step_environment(self.env, resources=True, tasks=not launch.starters)
         # For this step alone: left in the environment, the file would bend every other srun of the user's script.
-        env |= {"SLURM_HOSTFILE": str(hosts), LAUNCH_VARIABLE: launch.packed()}
+        env |= {"SLURM_HOSTFILE": str(hosts), LAUNCH_VARIABLE: leave_launch(launch, self.folder)}
         argv = [self._srun(), *self.rank_command(launch, command)[1:]]
         step = OwnStep(self.job, self.address or self.slurm.job(self.job).address, _step_name(launch))
         return SlurmRanks(argv, env, self.slurm, step, self._step_ids.note, restart=self.restart)

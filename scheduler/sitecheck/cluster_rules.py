@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from deeplink.core.digest_file import read_members
+from deeplink.core.errors import DeepLinkError
 from deeplink.core.finding import Severity
 from deeplink.core.text import counted
-from deeplink.core.types import parse_members
 from deeplink.rpc.daemon import is_loopback
 from deeplink.rpc.resolving import LOOPBACK
 from deeplink.scheduler.sitecheck.recovery_settings import of_preempt_mode
@@ -302,8 +303,8 @@ def members(evidence: SiteEvidence) -> Iterator[Finding]:
     A member that cannot be reached is passed over, and its shards are read elsewhere, more slowly.
     """
     try:
-        listed = parse_members(evidence.config.members)
-    except ValueError as problem:
+        listed = read_members(evidence.config.members)
+    except (ValueError, DeepLinkError) as problem:
         yield error(f"members: {problem}", "config.toml: members = NAME=HOST:PORT,...")
         return
     if not listed:
@@ -317,8 +318,8 @@ def members(evidence: SiteEvidence) -> Iterator[Finding]:
 def services_of(watch: str, listed_members: str) -> tuple[str, ...]:
     """Return the addresses to connect to, of the keys `watch` and `members`."""
     try:
-        found = [member.address for member in parse_members(listed_members)]
-    except ValueError:
+        found = [member.address for member in read_members(listed_members)]
+    except (ValueError, DeepLinkError):
         found = []
     return (*([watch] if watch else []), *found)
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.cache.membership import MemberAttributes, next_holder, owners, ranked, standing, weight_of
+from deeplink.cache.membership import MemberAttributes, next_holder, ranked, scored, standing, weight_of
+from deeplink.cache.rendezvous import CANDIDATES, RendezvousOrder
 from deeplink.core.types import Member, NodeName, ShardId, format_members, parse_members
 
 SHARD = st.text("0123456789abcdef", min_size=40, max_size=40).map(ShardId)
@@ -19,7 +20,7 @@ MEMBERS = st.sets(st.integers(0, 999).map(lambda i: NodeName(f"n{i}")), min_size
 def test_owners_are_distinct_members_and_as_many_as_can_be(
     shard: ShardId, members: set[NodeName], replicas: int
 ) -> None:
-    chosen = owners(shard, members, replicas)
+    chosen = RendezvousOrder(members).owners(shard, replicas)
     assert len(set(chosen)) == len(chosen) == min(replicas, len(members))
     assert set(chosen) <= members
 
@@ -42,7 +43,7 @@ def test_shards_are_spread_evenly() -> None:
     members = [NodeName(f"n{i}") for i in range(4)]
     counts = dict.fromkeys(members, 0)
     for i in range(4000):
-        for owner in owners(ShardId(f"{i:040x}"), members, 2):
+        for owner in ranked(ShardId(f"{i:040x}"), members)[:2]:
             counts[owner] += 1
     assert all(1800 < count < 2200 for count in counts.values())  # 2,000 each; the hash is fixed, so is this
 
@@ -166,7 +167,7 @@ def sites(draw: st.DrawFn) -> tuple[Member, ...]:
 
 def held(shard: ShardId, members: tuple[Member, ...], replicas: int) -> set[Member]:
     by_name = {member.name: member for member in members}
-    return {by_name[name] for name in owners(shard, by_name, replicas, standing(members))}
+    return {by_name[name] for name in ranked(shard, by_name, standing(members))[:replicas]}
 
 
 @given(SHARD, sites(), st.integers(2, 5))
@@ -239,8 +240,8 @@ def test_members_hold_about_their_share_though_domains_part_them(
     counts, without = Counter[NodeName](), Counter[NodeName]()
     elsewhere = 0
     for shard in shards:
-        found = owners(shard, weighted.weight, 2, standing(members))
-        alone = owners(shard, weighted.weight, 2, weighted)
+        found = ranked(shard, weighted.weight, standing(members))[:2]
+        alone = ranked(shard, weighted.weight, weighted)[:2]
         counts.update(found)
         without.update(alone)
         elsewhere += len({*found} - {*alone})
@@ -265,4 +266,53 @@ def test_copies_that_replace_others_fail_apart_too(
     if min(replicas, len(able)) == replicas > 1 and len({member.domain for member in able}) > 1:
         assert len({by_name[name].domain for name in holders}) > 1
     if not failing:
-        assert holders == list(owners(shard, by_name, replicas, known))
+        assert holders == list(ranked(shard, by_name, known)[:replicas])
+
+
+def large_site(names: list[str], weights: tuple[int, ...], per_leaf: int) -> tuple[Member, ...]:
+    """Return members whose weights go round; without leaves where `per_leaf` is 0."""
+    return tuple(
+        Member(NodeName(name), "h:1", weights[i % len(weights)], f"leaf{i // per_leaf}" if per_leaf else "")
+        for i, name in enumerate(names)
+    )
+
+
+@pytest.mark.parametrize("per_leaf", [0, 32, 1999])
+@pytest.mark.parametrize("weights", [(4096,), (1024, 2048, 4096, 1 << 20), tuple(range(1, 1000))])
+def test_the_first_of_thousands_are_those_of_the_whole_order(weights: tuple[int, ...], per_leaf: int) -> None:
+    members = large_site([f"n{i:05d}" for i in range(2000)], weights, per_leaf)
+    known = standing(members)
+    order = RendezvousOrder(known.weight, known)
+    for number in range(40):
+        shard = ShardId(hashlib.sha1(bytes([number])).hexdigest())  # noqa: S324 - a name
+        whole = ranked(shard, known.weight, known)
+        for count in (1, 2, 3, CANDIDATES, 3000):
+            assert order.first(shard, count) == whole[:count]
+
+
+NAMES = st.sets(
+    st.text("abcdefghijklmnopqrstuvwxyz0123456789-.\u00e9", min_size=1, max_size=100), min_size=49, max_size=80
+)
+
+
+@given(SHARD, NAMES, st.integers(1, 4))
+def test_the_first_are_those_of_the_whole_order_whatever_names_are_like(
+    shard: ShardId, names: set[str], count: int
+) -> None:
+    members = [NodeName(name) for name in names]
+    assert RendezvousOrder(members).first(shard, count) == ranked(shard, members)[:count]
+
+
+@pytest.mark.parametrize("length", range(2, 90))
+def test_names_of_every_length_are_hashed_as_one_by_one(length: int) -> None:
+    names = [NodeName(f"{i:02d}".rjust(length, "xyz"[length % 3])) for i in range(100)]
+    order = RendezvousOrder(names)
+    for number in range(8):
+        shard = ShardId(hashlib.sha1(bytes([number])).hexdigest())  # noqa: S324 - a name
+        assert order.first(shard, 3) == ranked(shard, names)[:3]
+
+
+def test_a_score_does_not_depend_on_other_members() -> None:
+    shard = ShardId("00" * 20)
+    order = sorted(map(NodeName, ("n0", "n1", "n2")), key=lambda name: scored(shard, name))
+    assert tuple(order) == ranked(shard, order)

@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 
 import deeplink
+from deeplink.core.digest_file import read_members
+from deeplink.core.types import format_members
 
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])
 pause = float(sys.argv[3]) if len(sys.argv) > 3 else 0.1
@@ -37,7 +39,7 @@ attempt = os.environ["DEEPLINK_ATTEMPT"]
 leaf = os.environ.get("SLURM_TOPOLOGY_ADDR", "").split(".")[-2:-1]
 (folder / f"{attempt}.rank{rank}").write_text(f"{os.environ['DEEPLINK_NODE']} {leaf[0] if leaf else '-'} {rank}\n")
 if rank == 0:
-    (folder / f"{attempt}.members").write_text(os.environ["DEEPLINK_MEMBERS"])
+    (folder / f"{attempt}.members").write_text(format_members(read_members(os.environ["DEEPLINK_MEMBERS"])))
 state = folder / "state"
 step = int(state.read_text()) if state.exists() else 0
 failing = [int(word) for word in (folder / "fail").read_text().split()] if (folder / "fail").exists() else []

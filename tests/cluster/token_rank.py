@@ -13,7 +13,8 @@ from pathlib import Path
 
 import deeplink
 from deeplink.core.clock import SystemClock
-from deeplink.core.types import Attempt, parse_members
+from deeplink.core.digest_file import read_members
+from deeplink.core.types import Attempt
 from deeplink.rpc.forksafe import PlainConnection, PlainRefusedError
 
 CALL_S, LIMIT_S = 20.0, 120.0
@@ -34,7 +35,7 @@ def main(folder: Path) -> int:
     """Note what is taken; return the exit code."""
     attempt, rank = Attempt.parse(os.environ["DEEPLINK_ATTEMPT"]), os.environ["RANK"]
     mine = Path(os.environ["DEEPLINK_TOKEN_FILE"]).read_text(encoding="ascii")
-    members = parse_members(os.environ["DEEPLINK_MEMBERS"])
+    members = read_members(os.environ["DEEPLINK_MEMBERS"])
     found: dict[str, dict[str, bool]] = {
         "own": {str(member.name): is_taken(member.address, mine) for member in members}
     }

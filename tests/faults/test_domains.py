@@ -43,7 +43,7 @@ def owners(nodes: Nodes) -> dict[ShardId, set[NodeName]]:
     """Return who is to hold each shard."""
     names, known = [member.name for member in nodes.members], membership.standing(nodes.members)
     with Reader.open("digits", config=nodes.config()) as reader:
-        return {entry.id: {*membership.owners(entry.id, names, COPIES, known)} for entry in reader.index.shards}
+        return {entry.id: {*membership.ranked(entry.id, names, known)[:COPIES]} for entry in reader.index.shards}
 
 
 def test_a_leaf_is_lost_and_every_sample_still_comes_from_members(

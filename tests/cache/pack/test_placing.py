@@ -72,7 +72,7 @@ def test_an_owner_that_is_gone_is_replaced_by_one_that_fails_apart_from_the_othe
     known = membership.standing(agents.members)
     result = pack(str(source), "digits", config=agents.config(), members=agents.members, token=agents.token)
     assert result.short == 0
-    owned = {shard: membership.owners(shard, known.weight, 2, known) for shard in result.placed}
+    owned = {shard: membership.ranked(shard, known.weight, known)[:2] for shard in result.placed}
     assert any("n3" in names for names in owned.values())
     for holders in result.placed.values():
         assert "n4" in holders  # of its domain nobody else is left

@@ -20,6 +20,7 @@ from deeplink.cache.replicate.keeper import DAY_S
 from deeplink.cache.replicate.warming import warm
 from deeplink.cache.store.pins import Pin
 from deeplink.core.clock import SystemClock
+from deeplink.core.digest_file import leave_members
 from deeplink.core.types import NodeName, ShardId, format_members
 from deeplink.rpc.channel import open_channel
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
@@ -54,6 +55,30 @@ def warmed(keepers: Keepers, index: Index, replicas: int = 2) -> None:
     assert result.is_whole, result.problems
 
 
+def test_a_launchers_list_of_members_is_read_from_the_file_it_names_once_it_is_there(
+    keepers: Keepers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deeplink.cache.replicate.keeper._LIST_AGAIN_S", 0.02)
+    for name in ("n0", "n1", "n2"):
+        keepers.start(name)
+    told = keepers.running["n0"].keeper
+    text = format_members(keepers.members)
+    missing = keepers.root / "members.0"
+
+    def heard(value: str) -> bool:
+        told.use_member_list(value)
+        return told._upkeep.everyone == keepers.members
+
+    assert not any(heard(f"@{missing}") for _ in range(3))
+    missing.write_text(text)
+    until(lambda: heard(f"@{missing}"), LIMIT_S)
+    missing.unlink()
+    assert heard(f"@{missing}"), "one that is known is not read again"
+    until(lambda: not heard(format_members(keepers.members[:1])), LIMIT_S)
+    until(lambda: told._upkeep.everyone == keepers.members[:1], LIMIT_S)
+    until(lambda: heard(leave_members(keepers.root, text)), LIMIT_S)
+
+
 def test_warming_makes_shards_anew_from_the_source_and_copies_them(
     keepers: Keepers, index: Index, files: dict[str, bytes]
 ) -> None:
@@ -78,7 +103,7 @@ def test_warming_makes_shards_anew_from_the_source_and_copies_them(
     assert seen[-1] == 2 * len(index.shards)
     for entry in index.shards:
         holders = {name for name, kept in keepers.running.items() if kept.store.is_verified(entry.id)}
-        assert holders == set(membership.owners(entry.id, list(keepers.running), 2))  # type: ignore[arg-type]
+        assert holders == set(membership.ranked(entry.id, list(keepers.running))[:2])  # type: ignore[arg-type]
     config = keepers.config(members=format_members(keepers.members), token_file=token_file(keepers))
     with Reader.open("digits", config=config) as reader:
         views = reader.read(range(len(reader)))
@@ -108,7 +133,7 @@ def test_members_in_domains_bring_and_count_what_the_domains_say(keepers: Keeper
     assert apart.owned == apart.owned_verified == len(index.shards)
     for entry in index.shards:
         holders = {name for name, kept in keepers.running.items() if kept.store.is_verified(entry.id)}
-        assert holders == set(membership.owners(entry.id, known.weight, 2, known))
+        assert holders == set(membership.ranked(entry.id, known.weight, known)[:2])
 
 
 def test_a_lost_copy_comes_from_the_other_owner_before_others(keepers: Keepers, index: Index) -> None:

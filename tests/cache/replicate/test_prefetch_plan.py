@@ -46,7 +46,7 @@ def test_afterwards_each_of_the_jobs_nodes_holds_what_it_owns(
     assert set(moves.numbers) <= nodes
     assert not set(moves.numbers) & set(moves.silent)
     for number, entry in enumerate(INDEX.shards):
-        for owner in membership.owners(entry.id, sorted(nodes), replicas, membership.standing(MEMBERS)):
+        for owner in membership.ranked(entry.id, sorted(nodes), membership.standing(MEMBERS))[:replicas]:
             has = there[owner]
             if has is None:
                 assert owner in moves.silent

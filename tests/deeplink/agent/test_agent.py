@@ -26,7 +26,7 @@ from deeplink.core.types import Attempt, NodeName
 from deeplink.rpc.channel import open_channel
 from deeplink.rpc.listeners import PortBusyError
 from deeplink.rpc.tokens import token_of
-from deeplink.scheduler.launch.environment import SEATS_VARIABLE, NodeFacts, packed_seats
+from deeplink.scheduler.launch.environment import SEATS_VARIABLE, NodeFacts, leave_seats
 from deeplink.v1 import cache_pb2, cache_pb2_grpc, node_pb2, node_pb2_grpc
 from tests.processes import children
 from tests.waiting import LIMIT_S, until
@@ -140,7 +140,7 @@ def test_an_agent_that_is_started_once_more_takes_the_place_its_ranks_know(tmp_p
     lock = Path(before["token_file"]).with_name("rank-0.lock")
     lock.touch()
     lost = NodeFacts(node="n3", address=before["address"], token_file=before["token_file"])
-    env |= {SEATS_VARIABLE: packed_seats({lost.name: lost})}
+    env |= {SEATS_VARIABLE: str(leave_seats(tmp_path, {lost.name: lost}))}
     with running(*options, token=SECRET, env=env) as agent:
         assert (agent.said["address"], agent.said["token_file"]) == (before["address"], before["token_file"])
         assert status(before["address"]).node == "n3"

@@ -78,7 +78,7 @@ def test_the_hinted_nodes_bring_what_they_will_own_and_only_what_they_lack(
     assert done["came"] == len(index.shards)
     assert 0 < sum(done["brought"].values()) <= done["bytes"]
     for entry in index.shards:
-        (owner,) = membership.owners(entry.id, [NodeName("n0"), NodeName("n1")], 1)
+        (owner,) = membership.ranked(entry.id, [NodeName("n0"), NodeName("n1")])[:1]
         store = agents.running[owner].store
         assert store.is_verified(entry.id)
     (again,) = said("7", "digits", "--replicas", "1")

@@ -16,6 +16,7 @@ import pytest
 from typing_extensions import override
 
 from deeplink.core.clock import ManualClock, SystemClock
+from deeplink.core.digest_file import read_members
 from deeplink.core.types import Attempt, NodeName
 from deeplink.rpc.channel import BoundServer, attempt_to_wire, bound_server
 from deeplink.rpc.tokens import RunTokens, new_token, token_of
@@ -188,6 +189,42 @@ def test_reports_arrive_once_and_in_order(node: Callable[[str], Node]) -> None:
     assert fleet.store_of(NodeName("n0")).shards == 3
     fleet.close()
     assert agents.stopped
+
+
+def told_by(fleet: AgentPool, servicers: list[NodeServicer]) -> Callable[[], list[set[str]]]:
+    """Return what tells which lists of members each of these was told so far."""
+    told: list[set[str]] = [set() for _ in servicers]
+    for servicer, found in zip(servicers, told, strict=True):
+        servicer._told_members = found.add
+    return lambda: told
+
+
+def test_heartbeats_name_the_file_that_lists_the_agents(node: Callable[[str], Node], tmp_path: Path) -> None:
+    one, two = node("n0"), node("n1")
+    agents = Agents([one.facts, two.facts])
+    fleet = AgentPool(agents, token_of_any, SystemClock(), folder=tmp_path)
+    told = told_by(fleet, [one.servicer, two.servicer])
+    assert came_up(fleet, [NodeName("n0"), NodeName("n1")], 2, logs="the log")
+    ticked(fleet, lambda: all(told()))
+    (value,) = {value for found in told() for value in found}
+    assert [member.name for member in read_members(value)] == ["n0", "n1"]
+    assert Path(value.removeprefix("@")).parent == tmp_path
+    fleet.readdress({NodeName("n1"): replace(two.facts, domain="leaf1")})
+    ticked(fleet, lambda: all(len(found) == 2 for found in told()))
+    (other,) = told()[0] - {value}
+    assert [member.domain for member in read_members(other)] == ["", "leaf1"]
+    fleet.close()
+
+
+def test_without_a_folder_to_write_to_the_heartbeat_goes_on(node: Callable[[str], Node], tmp_path: Path) -> None:
+    one = node("n0")
+    fleet = AgentPool(Agents([one.facts]), token_of_any, SystemClock(), folder=tmp_path / "nowhere")
+    told = told_by(fleet, [one.servicer])
+    assert came_up(fleet, [NodeName("n0")], 1, logs="the log")
+    report(one, 1)
+    assert ticked(fleet, lambda: fleet.store_of(NodeName("n0")).shards == 3)
+    assert told() == [set()]
+    fleet.close()
 
 
 class Overtaken(NodeServicer):

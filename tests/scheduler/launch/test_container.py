@@ -26,6 +26,13 @@ def test_a_rank_needs_its_token_its_store_its_catalog_and_its_host_file() -> Non
     assert needed({}) == ()
 
 
+def test_a_rank_needs_the_files_with_members_where_no_folder_has_them_already() -> None:
+    beside = {"DEEPLINK_HOSTFILE": "/jobs/7/hostfile.7.0.0", "DEEPLINK_MEMBERS": "@/jobs/7/launch.0.members"}
+    assert needed({**beside, "DEEPLINK_SITE_MEMBERS": "@/jobs/7/members.0"}) == ("/jobs/7",)
+    assert needed({**beside, "DEEPLINK_SITE_MEMBERS": "@/etc/members"}) == ("/jobs/7", "/etc/members")
+    assert needed({**beside, "DEEPLINK_SITE_MEMBERS": "n0=h:1"}) == ("/jobs/7",)
+
+
 @pytest.mark.parametrize("runtime", ["apptainer", "singularity"])
 def test_apptainer_is_entered_with_all_of_it_where_the_rank_was_started(runtime: str) -> None:
     assert entered(Container(runtime, "pytorch.sif", ("/data:/mnt",), ("--nv",))) == [

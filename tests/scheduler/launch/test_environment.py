@@ -6,18 +6,23 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deeplink.core.config import Config
-from deeplink.core.types import Attempt, parse_members
+from deeplink.core.digest_file import read_members
+from deeplink.core.types import Attempt
 from deeplink.scheduler.launch.environment import (
     LAUNCH_VARIABLE,
     Launch,
     NodeFacts,
     RankTask,
+    leave_launch,
+    left_launch,
+    members_variable,
     mpi_task,
     rank_environment,
     slurm_task,
@@ -53,18 +58,38 @@ def test_packed_and_unpacked_is_the_same() -> None:
     assert Launch.unpacked(LAUNCH.packed()) == LAUNCH
 
 
-def test_a_thousand_nodes_fit_into_one_variable() -> None:
-    nodes = tuple(facts(f"node-{number:04}", number % 250) for number in range(1000))
-    packed = Launch(
-        attempt=Attempt(1, 0, 0), nodes=nodes, spares=(), ranks=(8,) * 1000, master_port=1, passed_on={}
-    ).packed()
-    assert len(packed) < 128 << 10
+def test_the_environment_of_a_rank_among_ten_thousand_nodes_is_short(tmp_path: Path) -> None:
+    nodes = tuple(facts(f"node-{number:05}", number % 250) for number in range(10_000))
+    launch = replace(LAUNCH, nodes=nodes, spares=(), ranks=(8,) * len(nodes))
+    env = {LAUNCH_VARIABLE: leave_launch(launch, tmp_path)}
+    found = rank_environment(left_launch(env), RankTask(8, 0, "node-00001"), env)
+    found["DEEPLINK_MEMBERS"] = members_variable(env)
+    assert max(map(len, found.values())) < 1024
+    assert read_members(found["DEEPLINK_MEMBERS"]) == launch.members
+    assert launch.members[:2] == (facts("node-00000", 0).member, facts("node-00001", 1).member)
 
 
-@pytest.mark.parametrize("text", ["", "%", "aGVsbG8=", LAUNCH.packed()[:-8]])
-def test_another_text_is_refused(text: str) -> None:
+def test_what_an_attempts_ranks_are_to_know_lies_in_files_of_its_own(tmp_path: Path) -> None:
+    first = leave_launch(LAUNCH, tmp_path)
+    assert leave_launch(LAUNCH, tmp_path) == first
+    other = leave_launch(replace(LAUNCH, attempt=Attempt(17, 1, 3), nodes=LAUNCH.nodes[:1], ranks=(2,)), tmp_path)
+    assert other != first
+    assert left_launch({LAUNCH_VARIABLE: first}) == LAUNCH, "a rank that starts late finds its own attempt"
+    found = read_members(members_variable({LAUNCH_VARIABLE: first}))
+    assert [member.name for member in found] == ["n5", "n0", "n9"]
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
+def test_a_launch_that_a_node_does_not_see_is_said(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="cannot be read") as refused:
+        left_launch({LAUNCH_VARIABLE: str(tmp_path / "launch.0")})
+    assert "DEEPLINK_STATE" in refused.value.remedy
+
+
+@pytest.mark.parametrize("content", [b"", b"%", zlib.compress(b"{}"), LAUNCH.packed()[:-8]])
+def test_another_content_is_refused(content: bytes) -> None:
     with pytest.raises(LaunchError):
-        Launch.unpacked(text)
+        Launch.unpacked(content)
 
 
 def test_ranks_are_numbered_along_the_launch() -> None:
@@ -83,7 +108,6 @@ def test_ranks_are_numbered_along_the_launch() -> None:
     assert (env["DEEPLINK_NODE"], env["DEEPLINK_AGENT"]) == ("n0", "10.77.0.10:4000")
     assert (env["DEEPLINK_TOKEN_FILE"], env["DEEPLINK_STORE"]) == ("/tmp/n0/token", "/local/n0")
     assert env["DEEPLINK_CATALOG"] == "/shared/catalog"
-    assert [member.name for member in parse_members(env["DEEPLINK_MEMBERS"])] == ["n5", "n0", "n9"]
     assert env["HOME"] == "/h"
     assert LAUNCH_VARIABLE not in env
 

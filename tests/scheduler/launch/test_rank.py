@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deeplink.core.digest_file import read_members
 from deeplink.core.types import Attempt
 from deeplink.scheduler.launch import rank
-from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts, RankTask
+from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts, RankTask, leave_launch
 from tests.waiting import LIMIT_S
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -29,7 +30,7 @@ def env(tmp_path: Path) -> dict[str, str]:
     node = NodeFacts(node="n0", address="127.0.0.1:4000", token_file=str(tmp_path / "token"), store="/s")
     launch = Launch(attempt=Attempt(1, 0, 0), nodes=(node,), spares=(), ranks=(2,), master_port=1234, passed_on={})
     slurm = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURMD_NODENAME": "n0"}
-    return {**os.environ, **slurm, LAUNCH_VARIABLE: launch.packed()}
+    return {**os.environ, **slurm, LAUNCH_VARIABLE: leave_launch(launch, tmp_path)}
 
 
 def run(argv: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -41,6 +42,7 @@ def test_it_becomes_the_command_with_the_ranks_environment(env: dict[str, str]) 
     found = json.loads(done.stdout)
     assert (found["RANK"], found["LOCAL_RANK"], found["MASTER_PORT"]) == ("1", "1", "1234")
     assert LAUNCH_VARIABLE not in found
+    assert [member.name for member in read_members(found["DEEPLINK_MEMBERS"])] == ["n0"]
 
 
 def test_the_task_can_be_named_where_there_is_no_slurm(env: dict[str, str]) -> None:

@@ -1,0 +1,49 @@
+"""Texts too long for an environment variable, in files named by their digest; so a list of members: `@FILE`.
+
+Linux bounds a variable to 128 KiB. Who has a file's name knows its content by it: another content, another name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deeplink.core.publish import FileTroubleError, published_file
+from deeplink.core.types import parse_members
+
+if TYPE_CHECKING:
+    from deeplink.core.types import Member
+
+BY_FILE = "@"
+"""Before the path of a file, in the place of a list of members."""
+
+
+def leave(folder: Path, kind: str, content: bytes) -> Path:
+    """Publish `content` in `folder` as `KIND.DIGEST`, unless it is there; return where. OSError: it cannot be."""
+    path = folder / f"{kind}.{hashlib.blake2b(content, digest_size=16).hexdigest()}"
+    if not path.exists():
+        with published_file(path, mode=0o600, durable=False) as draft:
+            draft.write_bytes(content)
+    return path
+
+
+def leave_members(folder: Path, text: str) -> str:
+    """Publish a list of members and return what stands for it, `@FILE`. OSError: it cannot be."""
+    return f"{BY_FILE}{leave(folder, 'members', text.encode())}"
+
+
+def read_members(value: str) -> tuple[Member, ...]:
+    """Return the members that a value of `members` names: the list itself, or `@FILE`, which holds it.
+
+    ValueError: it is no list; FileTroubleError: its file cannot be read.
+    """
+    if not value.startswith(BY_FILE):
+        return parse_members(value)
+    path = Path(value.removeprefix(BY_FILE)).expanduser()
+    try:
+        return parse_members(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise FileTroubleError("read", path, problem) from problem
+    except ValueError as problem:
+        raise ValueError(f"{path}: {problem}") from problem
