@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 from torch.utils import data as torch_data
@@ -18,6 +19,7 @@ from deeplink.data.digest import receipt
 from deeplink.data.errors import DatasetError
 from deeplink.data.order import Blocks, Residency
 from deeplink.data.shared_batches import PackedBatch, Packing, ring_for
+from deeplink.data.subsets import digest_of, picked, split_at_random
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,6 +51,7 @@ class MapDatasetBase(torch_data.Dataset[Any]):
         self._config = config or load_config()
         self._reader = Reader.open(name, version=version, config=self._config)
         self.name, self.root, self.version = name, root.strip("/"), self._reader.version
+        self._picked: np.ndarray | None = None  # positions in the whole dataset; None: this is the whole
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -83,6 +86,59 @@ class MapDatasetBase(torch_data.Dataset[Any]):
             IndexError: there is no such item.
         """
         raise NotImplementedError
+
+    def index(self, key: str) -> int:
+        """Return the number of the item with a key, the first where a subset has it twice.
+
+        Raises:
+            KeyMissingError: the version has no such key.
+            DatasetError: it has none below `root`, in this subset, or with these columns.
+        """
+        raise NotImplementedError
+
+    def subset(self, indices: Sequence[int] | np.ndarray) -> Self:
+        """Return the dataset of some items, in the order of `indices`; it shares this one's files and connections.
+
+        `ResumableSampler` knows it: the state has a digest of the indices, and that of another subset is refused.
+        torch's `Subset` and `random_split` of this dataset are taken for the same.
+
+        Args:
+            indices: numbers of items of this dataset, shape (any,); one twice is two items.
+
+        Raises:
+            IndexError: there is no such item.
+            ValueError: there are no indices, or they are not whole numbers.
+        """
+        found = picked(indices, len(self))
+        made = copy.copy(self)
+        made._pick(found)  # noqa: SLF001 - a copy of this
+        return made
+
+    def _pick(self, positions: np.ndarray) -> None:
+        """Keep these items of what this is a copy of."""
+        self._picked = positions if self._picked is None else self._picked[positions]
+
+    def random_split(self, lengths: Sequence[float], *, seed: int = 0) -> list[Self]:
+        """Return disjoint subsets that have each item once: the same on every rank, and after every restart.
+
+        Args:
+            lengths: items of each subset, or their shares, which add up to 1.
+            seed: another seed is another split. Within a subset items keep their order.
+
+        Raises:
+            ValueError: the lengths do not add up, or leave a subset empty.
+        """
+        parts = split_at_random(len(self), lengths, version=self.version, seed=seed)
+        return [self.subset(part) for part in parts]
+
+    @property
+    def subset_digest(self) -> str:
+        """Stands for which items of the whole dataset a subset has; empty for the whole."""
+        return "" if self._picked is None else digest_of(self._picked)
+
+    def _not_mine(self, key: str) -> DatasetError:
+        where = f"below {self.root or '/'!r}" + ("" if self._picked is None else " in this subset")
+        return DatasetError(f"dataset {self.name!r} has {key!r}, but not as an item {where}")
 
     def _made(self, position: int, transform: Callable[[Any], Any] | None, item: Any) -> Any:
         """Return what a transform makes of a part of the item at `position`; what it raises names the item."""
@@ -175,7 +231,7 @@ class Dataset(MapDatasetBase):
 
     @functools.cached_property
     def targets(self) -> np.ndarray:  # noqa: D102 - among the class's attributes
-        return self._labels.every()
+        return self._labels.every() if self._picked is None else self._labels.of(self._picked)
 
     @override
     def __getstate__(self) -> dict[str, Any]:
@@ -184,7 +240,14 @@ class Dataset(MapDatasetBase):
 
     @override
     def __len__(self) -> int:
-        return len(self._range)
+        return len(self._range if self._picked is None else self._picked)
+
+    def _row(self, position: int) -> int:
+        return self._range.start + (position if self._picked is None else int(self._picked[position]))
+
+    def _column(self, name: str) -> np.ndarray:
+        whole = self._reader.index.column(name, self._range)
+        return whole if self._picked is None else whole[self._picked]
 
     @override
     def __getitem__(self, index: SupportsIndex) -> Any:
@@ -195,8 +258,7 @@ class Dataset(MapDatasetBase):
         if self.packed:
             return self._batch(indices)
         positions = [self._position(index) for index in indices]
-        start = self._range.start
-        views = self._reader.read([start + position for position in positions])
+        views = self._reader.read([self._row(position) for position in positions])
         return [self._item(position, bytes(view)) for position, view in zip(positions, views, strict=True)]
 
     def _batch(self, indices: Sequence[SupportsIndex]) -> PackedBatch:
@@ -205,12 +267,17 @@ class Dataset(MapDatasetBase):
             raise IndexError(f"items {positions.min()} to {positions.max()} of {len(self)}")
         positions[positions < 0] += len(self)
         labels = self._labels_of(positions) if self.labels else None
-        packing = Packing(positions + self._range.start, labels, self._ring, receipts=self.receipts)
+        packing = Packing(self._rows(positions), labels, self._ring, receipts=self.receipts)
         return packing.batch(self._reader.batch(packing.rows, packing.room))
+
+    def _rows(self, positions: np.ndarray) -> np.ndarray:
+        found: np.ndarray = self._range.start + (positions if self._picked is None else self._picked[positions])
+        return found
 
     def _labels_of(self, positions: np.ndarray) -> np.ndarray:
         starts, labels = self._runs
-        found: np.ndarray = labels[np.searchsorted(starts, positions, side="right") - 1]
+        rows = self._rows(positions) - self._range.start
+        found: np.ndarray = labels[np.searchsorted(starts, rows, side="right") - 1]
         if len(found) and found.min() < 0:
             raise self._no_class(int(positions[found < 0][0]))
         return found
@@ -241,12 +308,12 @@ class Dataset(MapDatasetBase):
     @functools.cached_property
     def blocks(self) -> Blocks:
         """Which samples lie in one block of about 1 MiB, for `Order.BLOCKS`; made when it is first asked for."""
-        return Blocks.of(self.shard, self._reader.index.column("block", self._range))
+        return Blocks.of(self.shard, self._column("block"))
 
     @property
     def shard(self) -> np.ndarray:
         """Shard number of each item, uint32, shape (len,)."""
-        return self._reader.index.column("shard", self._range)
+        return self._column("shard")
 
     @property
     def shards(self) -> list[str]:
@@ -256,18 +323,18 @@ class Dataset(MapDatasetBase):
     @property
     def lengths(self) -> np.ndarray:
         """Bytes of each item, uint64, shape (len,)."""
-        return self._reader.index.column("lengths", self._range)
+        return self._column("lengths")
 
     def _item(self, position: int, data: bytes) -> Any:
         parts = [self._made(position, self.transform, data)]
         if self.labels:
             parts.append(self._label(position))
         if self.receipts:
-            parts.append(receipt(self._range.start + position, data))
+            parts.append(receipt(self._row(position), data))
         return tuple(parts) if len(parts) > 1 else parts[0]
 
     def _label(self, position: int) -> Any:
-        label = self._labels[position]
+        label = self._labels[self._row(position) - self._range.start]
         if label < 0:
             raise self._no_class(position)
         return self._made(position, self.target_transform, label)
@@ -281,17 +348,27 @@ class Dataset(MapDatasetBase):
 
     @override
     def key(self, index: SupportsIndex) -> SampleKey:
-        return self._reader.index.key(self._range.start + self._position(index))
+        return self._reader.index.key(self._row(self._position(index)))
+
+    @override
+    def index(self, key: str) -> int:
+        place = self._reader.index.row(key) - self._range.start
+        if self._picked is None and 0 <= place < len(self):
+            return place
+        found = [] if self._picked is None else np.flatnonzero(self._picked == place)[:1].tolist()
+        if not found:
+            raise self._not_mine(key)
+        return int(found[0])
 
     @property
     def rows(self) -> np.ndarray:
         """Row number in the index of each item, int64, shape (len,)."""
-        return np.arange(self._range.start, self._range.stop, dtype=np.int64)
+        return self._rows(np.arange(len(self), dtype=np.int64))
 
     @property
     def checksums(self) -> np.ndarray:
         """xxh3-64 of each item's bytes as packed, uint64, shape (len,)."""
-        return self._reader.index.column("checksums", self._range)
+        return self._column("checksums")
 
     def residency(self, nodes: Sequence[str]) -> Residency:
         """Return which samples belong on which rank's node, for `ResumableSampler(residency=...)`.
@@ -310,7 +387,7 @@ class Dataset(MapDatasetBase):
 
     def will_need(self, indices: np.ndarray) -> None:
         """Ask this node's disk for items (int64) that will be read later; does not wait for it."""
-        self._reader.will_need(indices + self._range.start)
+        self._reader.will_need(self._rows(indices))
 
     def announce(self, shards: Sequence[int], needed: int) -> None:
         """Say in which order shards are used from now on, for this process and for DataLoader workers of it.

@@ -26,5 +26,5 @@ def foreign_state(key: str, found: object, expected: object) -> SamplerError:
     """Return the error for a state of another run: `key` is `found` in it, and `expected` here."""
     return SamplerError(
         f"the sampler's state is of another run: {key} is {found!r}, here it is {expected!r}",
-        remedy="Resume with the dataset version, seed and order the state was saved with, or start again.",
+        remedy="Resume with the dataset version, subset, seed and order of the state, or start again.",
     )

@@ -259,6 +259,11 @@ class GroupedDataset(MapDatasetBase):
         return len(self._rows)
 
     @override
+    def _pick(self, positions: np.ndarray) -> None:
+        super()._pick(positions)
+        self._rows, self._stems = self._rows[positions], self._stems[positions]
+
+    @override
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
         positions = [self._position(index) for index in indices]
         rows = self._rows[positions].reshape(-1)
@@ -276,6 +281,15 @@ class GroupedDataset(MapDatasetBase):
         """Return an item's `__key__`, the path of its files up to their names' first dot."""
         position = self._position(index)
         return key_of(self._reader.index, int(self._rows[position].max()), int(self._stems[position]))
+
+    @override
+    def index(self, key: str) -> int:
+        """Return the number of the item with a `__key__`. Raises DatasetError where there is none."""
+        rows = self._reader.index.rows_beginning(f"{key}.")
+        for number in np.flatnonzero(((self._rows >= rows.start) & (self._rows < rows.stop)).any(axis=1)).tolist():
+            if self.key(number) == key:
+                return int(number)
+        raise DatasetError(f"dataset {self.name!r} has no sample {key!r} here")
 
     @property
     def rows(self) -> np.ndarray:

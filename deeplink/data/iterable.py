@@ -10,6 +10,7 @@ from torch.utils import data as torch_data
 from typing_extensions import override
 
 from deeplink.data.errors import foreign_state, misuse
+from deeplink.data.subsets import resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +40,7 @@ class IterableDataset(torch_data.IterableDataset[Any]):
     def __init__(
         self, dataset: Dataset, sampler: ResumableSampler, collate: Callable[[Any], Any] | None = None
     ) -> None:
-        self.dataset, self.sampler, self._collate = dataset, sampler, collate
+        self.dataset, self.sampler, self._collate = resolved(dataset), sampler, collate
         # Persistent workers keep the copy they started with: the place where a pass begins they see here, and how
         # often training has jumped. A step within a pass is not: a worker that is slow to begin would see it.
         place = torch.tensor([sampler.epoch, sampler.position, 0])

@@ -350,6 +350,7 @@ class Residency:
     Attributes:
         nodes: as above.
         digest: stands for all of it in states.
+        length: how many samples it knows.
     """
 
     def __init__(self, nodes: Sequence[str], holders: Sequence[Sequence[str]], shard: NDArray[np.integer]) -> None:
@@ -358,7 +359,7 @@ class Residency:
         self._node_of_rank = np.array([number[name] for name in self.nodes], np.int64)
         # Ranks node by node: the order in which a node's samples are dealt out to its ranks.
         self._ranks = np.argsort(self._node_of_rank, kind="stable")
-        self._shard, self._count = shard, len(number)
+        self._shard, self._count, self.length = shard, len(number), len(shard)
         copies = max((len(names) for names in holders), default=0)
         self._homes = np.full((len(holders), max(copies, 1)), -1, np.int64)
         for place, names in enumerate(holders):

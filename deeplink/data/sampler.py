@@ -11,6 +11,7 @@ import numpy as np
 from deeplink.data.errors import foreign_state, misuse
 from deeplink.data.order import BLOCK_WINDOW, BlockOrder, Coming, Order, RankShare, shuffled
 from deeplink.data.prefetch import announcer_of
+from deeplink.data.subsets import resolved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sized
@@ -92,7 +93,8 @@ class ResumableSampler:
     that the epoch needs no more.
 
     Args:
-        dataset: what is sampled, or its length. Its `version`, where it has one, goes into order and state.
+        dataset: what is sampled, or its length. Its `version`, where it has one, goes into order and state; of a
+            subset of a deeplink dataset a digest of its indices, too, also where torch's Subset is around it.
         batch_size: most samples a rank gets per step.
         rank: this process's; RANK of the environment when None, else 0.
         world_size: the number of ranks; WORLD_SIZE of the environment when None, else 1.
@@ -121,7 +123,9 @@ class ResumableSampler:
         residency: Residency | None = None,
         version: str | None = None,
     ) -> None:
+        dataset = resolved(dataset)
         self.length = dataset if isinstance(dataset, int) else len(dataset)
+        self.subset = str(getattr(dataset, "subset_digest", ""))
         self.version = str(getattr(dataset, "version", "")) if version is None else version
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         world = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
@@ -131,6 +135,8 @@ class ResumableSampler:
             raise ValueError(f"batch_size {batch_size}, rank {self.rank} of {world}")
         if residency is not None and len(residency.nodes) != world:
             raise ValueError(f"the residency knows {len(residency.nodes)} ranks of {world}")
+        if residency is not None and residency.length != self.length:
+            raise ValueError(f"the residency is of {residency.length} samples, the dataset has {self.length}")
         self.share, self.residency = RankShare(batch_size, world), residency
         self.seed, self.order = seed, _order(shuffle)
         self._by_blocks = self._block_order(dataset, window) if self.order is Order.BLOCKS else None
@@ -297,6 +303,8 @@ class ResumableSampler:
             "epoch": self.epoch,
             "position": self.position,
         }
+        if self.subset:
+            state["subset"] = self.subset
         if self._by_blocks is not None:
             state["window"] = self._by_blocks.window
         if self.residency is not None:
@@ -307,7 +315,7 @@ class ResumableSampler:
         """Go on where `state` stands; world size and batch size may differ from those it was saved with.
 
         Raises:
-            SamplerError: the state is of another dataset version, length, seed, order or format, or damaged.
+            SamplerError: the state is of another version, subset, length, seed, order or format, or damaged.
         """
         self._check(state, self.length - 1)
         self.epoch, self.position = state["epoch"], state["position"]
