@@ -15,6 +15,7 @@ from deeplink.cache.format.index import Labels
 from deeplink.cache.membership import configured_members
 from deeplink.cache.reader import Reader
 from deeplink.core.config import load_config
+from deeplink.core.text import nearest
 from deeplink.data.digest import receipt
 from deeplink.data.errors import DatasetError
 from deeplink.data.order import Blocks, Residency
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from deeplink.cache.reader import ReadStats
     from deeplink.core.config import Config
-    from deeplink.core.types import SampleKey, Version
+    from deeplink.core.types import SampleKey
     from deeplink.data.shared_batches import Ring
 
 
@@ -36,18 +37,18 @@ class MapDatasetBase(torch_data.Dataset[Any]):
     Args:
         name: what `deeplink pack` was given.
         root: folder in the dataset to take the samples from.
-        version: the newest when None.
+        version: its first digits are enough; the newest when None.
         config: where catalog, store and members are; what the environment and the files say when None.
 
     Attributes:
         name, root, version: as above; the version is the one that was found.
 
     Raises:
-        DatasetMissingError: there is no such dataset, or not this version of it.
+        DatasetMissingError: there is no such dataset, or not this version of it, or several that begin so.
         ConfigError: the configuration cannot be used.
     """
 
-    def __init__(self, name: str, root: str, version: Version | None, config: Config | None) -> None:
+    def __init__(self, name: str, root: str, version: str | None, config: Config | None) -> None:
         self._config = config or load_config()
         self._reader = Reader.open(name, version=version, config=self._config)
         self.name, self.root, self.version = name, root.strip("/"), self._reader.version
@@ -136,6 +137,23 @@ class MapDatasetBase(torch_data.Dataset[Any]):
         """Stands for which items of the whole dataset a subset has; empty for the whole."""
         return "" if self._picked is None else digest_of(self._picked)
 
+    def _rows_below_root(self) -> range:
+        """Return the rows below the root; none is an error that names the folder that is probably meant."""
+        index = self._reader.index
+        if found := index.rows_below(self.root):
+            return found
+        above, _, name = self.root.rpartition("/")
+        while above and not index.rows_below(above):
+            above, _, name = above.rpartition("/")
+        folders = index.listing(above).folders if len(index) else []
+        meant = nearest(name, folders)
+        where = f"Folders below {above!r}" if above else "Folders at its top"
+        there = f"{where}: {', '.join(map(repr, folders[:10])) or 'none'}."
+        raise DatasetError(
+            f"dataset {self.name!r} (version {self.version}) has no samples below {self.root!r}",
+            remedy=f"Is {f'{above}/{meant}'.lstrip('/')!r} meant? {there}" if meant else there,
+        )
+
     def _not_mine(self, key: str) -> DatasetError:
         where = f"below {self.root or '/'!r}" + ("" if self._picked is None else " in this subset")
         return DatasetError(f"dataset {self.name!r} has {key!r}, but not as an item {where}")
@@ -174,7 +192,7 @@ class Dataset(MapDatasetBase):
         transform: gets a sample's `bytes`, whole as they were in the file; its result is the sample. Without it
             the sample is the bytes. Under spawned workers it must be picklable: a module's function, an object.
         root: folder in the dataset to take the samples from, such as "train".
-        version: the newest when None.
+        version: its first digits are enough; the newest when None.
         target_transform: gets the label, an int; its result is the label.
         labels: False for datasets without class folders, or where labels are not wanted.
         receipts: append a receipt of the delivered bytes to each item.
@@ -191,7 +209,7 @@ class Dataset(MapDatasetBase):
             when it is first asked for: reading items does without.
 
     Raises:
-        DatasetMissingError: there is no such dataset, or not this version of it.
+        DatasetMissingError: there is no such dataset, or not this version of it, or several that begin so.
         DatasetError: there are no samples below root.
         ConfigError: the configuration cannot be used.
         ValueError: transforms together with packed: what they would do is done to a whole batch after it.
@@ -203,7 +221,7 @@ class Dataset(MapDatasetBase):
         transform: Callable[[bytes], Any] | None = None,
         *,
         root: str = "",
-        version: Version | None = None,
+        version: str | None = None,
         target_transform: Callable[[int], Any] | None = None,
         labels: bool = True,
         receipts: bool = False,
@@ -218,13 +236,7 @@ class Dataset(MapDatasetBase):
         self._ring: Ring | None = None
         self._outgrown: list[Ring | None] = []  # loaders made before still use them
         index = self._reader.index
-        self._range = index.rows_below(self.root)
-        if not self._range:
-            folders = (index.classes() if len(index) else [])[:10]
-            raise DatasetError(
-                f"dataset {name!r} (version {self.version}) has no samples below {root!r}",
-                remedy=f"Folders at its top: {', '.join(map(repr, folders)) or 'none'}.",
-            )
+        self._range = self._rows_below_root()
         self._labels = index.classed(self.root) if labels else Labels([], [], [], 0)
         self.classes = self._labels.classes
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from deeplink.cache.format.index import Index
     from deeplink.core.config import Config
-    from deeplink.core.types import Version
 
 _DOT, _SLASH = ord("."), ord("/")
 _AT_ONCE = 1 << 16
@@ -190,7 +189,7 @@ class GroupedDataset(MapDatasetBase):
             must be picklable.
         root: folder in the dataset to take the samples from, such as "train".
         missing: what becomes of samples that lack a column: "error", "skip", or "none".
-        version: the newest when None.
+        version: its first digits are enough; the newest when None.
         config: where catalog, store and members are; what the environment and the files say when None.
 
     Attributes:
@@ -198,9 +197,9 @@ class GroupedDataset(MapDatasetBase):
         columns: the names of the columns.
 
     Raises:
-        DatasetMissingError: there is no such dataset, or not this version of it.
-        DatasetError: no sample has any of the columns, one lacks a column and `missing` is "error", or one has two
-            files for one extension.
+        DatasetMissingError: there is no such dataset, or not this version of it, or several that begin so.
+        DatasetError: there are no samples below root, none has any of the columns, one lacks a column and
+            `missing` is "error", or one has two files for one extension.
         ConfigError: the configuration cannot be used.
         ValueError: no column is named, or `missing` is none of these.
     """
@@ -213,7 +212,7 @@ class GroupedDataset(MapDatasetBase):
         *,
         root: str = "",
         missing: Missing | str = Missing.ERROR,
-        version: Version | None = None,
+        version: str | None = None,
         config: Config | None = None,
     ) -> None:
         wanted = _wanted(columns)
@@ -225,7 +224,7 @@ class GroupedDataset(MapDatasetBase):
     def _table(self, extensions: Sequence[Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
         """Return each sample's rows by column (-1: none), and the bytes of its key; int64."""
         index = self._reader.index
-        grouping = grouped(index, index.rows_below(self.root))
+        grouping = grouped(index, self._rows_below_root())
         table = np.stack([column(index, grouping, names) for names in extensions], axis=1)
         stems = np.zeros(grouping.count, np.int64)
         stems[grouping.groups] = grouping.stems

@@ -165,6 +165,39 @@ def test_a_root_without_samples_is_refused_and_the_folders_named(config: Config)
     assert "'train'" in refused.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("root", "remedy"),
+    [
+        ("trian", "Is 'train' meant?"),
+        ("train/bees", "Is 'train/bee' meant?"),
+        ("xyzzy/bee", "at its top: 'test', "),
+    ],
+)
+def test_the_root_that_is_probably_meant_is_named(config: Config, root: str, remedy: str) -> None:
+    with pytest.raises(DatasetError, match=f"no samples below '{root}'") as caught:
+        deeplink.Dataset("things", root=root, config=config)
+    assert remedy in caught.value.remedy
+    with pytest.raises(DatasetError, match=f"no samples below '{root}'"):
+        deeplink.GroupedDataset("things", ["txt"], root=root, config=config)
+
+
+def test_the_first_digits_of_a_version_are_enough(config: Config) -> None:
+    whole = deeplink.Dataset("things", config=config)
+    short = deeplink.Dataset("things", version=whole.version[:4], config=config)
+    grouped = deeplink.GroupedDataset("things", ["txt"], version=whole.version[:4], config=config)
+    assert short.version == grouped.version == whole.version
+    assert ResumableSampler(short, batch_size=2).state_dict() == ResumableSampler(whole, batch_size=2).state_dict()
+    other = next(digit for digit in "0123456789abcdef" if digit != whole.version[0])
+    with pytest.raises(DatasetMissingError, match=f"no version {other} of 'things'"):
+        deeplink.Dataset("things", version=other, config=config)
+
+
+def test_the_name_that_is_probably_meant_is_named(config: Config) -> None:
+    with pytest.raises(DatasetMissingError) as caught:
+        deeplink.Dataset("Thing", config=config)
+    assert "Is 'things' meant?" in caught.value.remedy
+
+
 def test_a_dataset_that_is_not_there_is_refused_by_name(config: Config) -> None:
     with pytest.raises(DatasetMissingError, match="nothing-such"):
         deeplink.Dataset("nothing-such", config=config)
