@@ -19,6 +19,7 @@ from deeplink.core.text import nearest
 from deeplink.data.digest import receipt
 from deeplink.data.errors import DatasetError
 from deeplink.data.order import Blocks, Residency
+from deeplink.data.seeds import SampledBatch, sample_seed
 from deeplink.data.shared_batches import PackedBatch, Packing, ring_for
 from deeplink.data.subsets import digest_of, picked, split_at_random
 
@@ -52,6 +53,7 @@ class MapDatasetBase(torch_data.Dataset[Any]):
         self._config = config or load_config()
         self._reader = Reader.open(name, version=version, config=self._config)
         self.name, self.root, self.version = name, root.strip("/"), self._reader.version
+        self.seeded = False
         self._picked: np.ndarray | None = None  # positions in the whole dataset; None: this is the whole
 
     def __len__(self) -> int:
@@ -158,12 +160,26 @@ class MapDatasetBase(torch_data.Dataset[Any]):
         where = f"below {self.root or '/'!r}" + ("" if self._picked is None else " in this subset")
         return DatasetError(f"dataset {self.name!r} has {key!r}, but not as an item {where}")
 
-    def _made(self, position: int, transform: Callable[[Any], Any] | None, item: Any) -> Any:
+    def _seed_of(self, indices: Sequence[SupportsIndex]) -> Callable[[int], tuple[int, ...]]:
+        """Return what gives for a position what a transform gets besides: the sample's seed, if it is wanted."""
+        if not self.seeded:
+            return lambda _position: ()
+        if not isinstance(indices, SampledBatch):
+            raise DatasetError(
+                f"dataset {self.name!r} is seeded, and was not asked for a ResumableSampler's batch: "
+                "the seeds of its samples follow from that one's seed and epoch",
+                remedy="Read it by DataLoader(batch_sampler=ResumableSampler(dataset, ...)), with subset() in place "
+                "of torch's Subset; to look at single items make it without seeded=True.",
+            )
+        seed, epoch = indices.seed, indices.epoch
+        return lambda position: (sample_seed(seed, epoch, self.key(position)),)
+
+    def _made(self, position: int, transform: Callable[..., Any] | None, *given: Any) -> Any:
         """Return what a transform makes of a part of the item at `position`; what it raises names the item."""
         if transform is None:
-            return item
+            return given[0]
         try:
-            return transform(item)
+            return transform(*given)
         except Exception as problem:
             problem.add_note(f"It was given item {position}, {self.key(position)!r}, of dataset {self.name!r}.")
             raise
@@ -182,7 +198,7 @@ class Dataset(MapDatasetBase):
 
     Item `i` is `(sample, label)`. What else is asked for changes that: `labels=False` leaves the label out,
     `receipts=True` appends a receipt, which `deeplink.data.DeliveryDigest` takes: an int, of which
-    `torch.utils.data.default_collate` makes an int64 tensor.
+    `torch.utils.data.default_collate` makes an int64 tensor; `keys=True` appends the key, a str, at the end.
 
     The version is pinned when the Dataset is made: it stays the same whatever is packed meanwhile, in workers too.
     Safe under DataLoader workers however they are started, and to pickle. Batches are read at once.
@@ -196,6 +212,10 @@ class Dataset(MapDatasetBase):
         target_transform: gets the label, an int; its result is the label.
         labels: False for datasets without class folders, or where labels are not wanted.
         receipts: append a receipt of the delivered bytes to each item.
+        keys: append each item's key.
+        seeded: call `transform(data, seed)`: an int of 0 to 2^32 - 1, a function of the `ResumableSampler`'s seed,
+            the epoch and the key alone. A transform that draws from it does the same again after a resumption, and
+            at any number of workers and ranks.
         packed: give batches as a `PackedBatch`, one tensor, instead of lists of items; for DataLoaders that
             `deeplink.data.shared_batches.loader` makes, or that have
             `collate_fn=deeplink.data.shared_batches.collate`. Item `i` is a batch of one.
@@ -212,27 +232,32 @@ class Dataset(MapDatasetBase):
         DatasetMissingError: there is no such dataset, or not this version of it, or several that begin so.
         DatasetError: there are no samples below root.
         ConfigError: the configuration cannot be used.
-        ValueError: transforms together with packed: what they would do is done to a whole batch after it.
+        ValueError: transforms or keys together with packed: what they would do is done to a whole batch after it;
+            or `seeded` without a transform.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each says what an item is
         self,
         name: str,
-        transform: Callable[[bytes], Any] | None = None,
+        transform: Callable[..., Any] | None = None,
         *,
         root: str = "",
         version: str | None = None,
         target_transform: Callable[[int], Any] | None = None,
         labels: bool = True,
         receipts: bool = False,
+        keys: bool = False,
+        seeded: bool = False,
         packed: bool = False,
         config: Config | None = None,
     ) -> None:
-        if packed and (transform or target_transform):
-            raise ValueError("packed=True gives batches as they are: transform them in a collate_fn, or after")
+        if packed and (transform or target_transform or keys):
+            raise ValueError("packed=True gives batches as they are, without keys: transform them in a collate_fn")
+        if seeded and not transform:
+            raise ValueError("seeded=True gives seeds to a transform, and there is none")
         super().__init__(name, root, version, config)
         self.transform, self.target_transform = transform, target_transform
-        self.labels, self.receipts, self.packed = labels, receipts, packed
+        self.labels, self.receipts, self.keys, self.seeded, self.packed = labels, receipts, keys, seeded, packed
         self._ring: Ring | None = None
         self._outgrown: list[Ring | None] = []  # loaders made before still use them
         index = self._reader.index
@@ -270,8 +295,12 @@ class Dataset(MapDatasetBase):
         if self.packed:
             return self._batch(indices)
         positions = [self._position(index) for index in indices]
+        seed_of = self._seed_of(indices)
         views = self._reader.read([self._row(position) for position in positions])
-        return [self._item(position, bytes(view)) for position, view in zip(positions, views, strict=True)]
+        return [
+            self._item(position, bytes(view), seed_of(position))
+            for position, view in zip(positions, views, strict=True)
+        ]
 
     def _batch(self, indices: Sequence[SupportsIndex]) -> PackedBatch:
         positions = np.array(indices, np.int64)
@@ -337,12 +366,14 @@ class Dataset(MapDatasetBase):
         """Bytes of each item, uint64, shape (len,)."""
         return self._column("lengths")
 
-    def _item(self, position: int, data: bytes) -> Any:
-        parts = [self._made(position, self.transform, data)]
+    def _item(self, position: int, data: bytes, seed: tuple[int, ...]) -> Any:
+        parts = [self._made(position, self.transform, data, *seed)]
         if self.labels:
             parts.append(self._label(position))
         if self.receipts:
             parts.append(receipt(self._row(position), data))
+        if self.keys:
+            parts.append(self.key(position))
         return tuple(parts) if len(parts) > 1 else parts[0]
 
     def _label(self, position: int) -> Any:

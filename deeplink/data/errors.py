@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from deeplink.core.errors import DeepLinkError
 
 
@@ -20,6 +22,20 @@ class BatchError(DeepLinkError):
 def misuse(problem: str, remedy: str) -> SamplerError:
     """Return the error for calls in an order that would lose or repeat samples unseen."""
     return SamplerError(f"ResumableSampler: {problem}", remedy=remedy)
+
+
+def unfinished(batches: int | str) -> SamplerError:
+    """Return the error for a state that would have the batches that a pass handed out come again."""
+    return misuse(
+        f"state_dict() of a pass that gave {batches} batches, without a finished(): they would come again",
+        "Call finished() after each optimizer step, before the state is saved; or set_epoch(epoch) first, to say "
+        "that the pass was left on purpose.",
+    )
+
+
+def asked_by_torchdata() -> bool:
+    """Tell whether the caller's caller is torchdata, which keeps the state of a pass, and asks the sampler too."""
+    return str(sys._getframe(2).f_globals.get("__name__", "")).startswith("torchdata.")  # noqa: SLF001
 
 
 def foreign_state(key: str, found: object, expected: object) -> SamplerError:

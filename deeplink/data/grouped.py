@@ -188,6 +188,7 @@ class GroupedDataset(MapDatasetBase):
         transform: gets the dict of bytes; its result is the item. Without it the dict is. Under spawned workers it
             must be picklable.
         root: folder in the dataset to take the samples from, such as "train".
+        seeded: call `transform(item, seed)`, as `Dataset` does.
         missing: what becomes of samples that lack a column: "error", "skip", or "none".
         version: its first digits are enough; the newest when None.
         config: where catalog, store and members are; what the environment and the files say when None.
@@ -201,24 +202,27 @@ class GroupedDataset(MapDatasetBase):
         DatasetError: there are no samples below root, none has any of the columns, one lacks a column and
             `missing` is "error", or one has two files for one extension.
         ConfigError: the configuration cannot be used.
-        ValueError: no column is named, or `missing` is none of these.
+        ValueError: no column is named, `missing` is none of these, or `seeded` is without a transform.
     """
 
     def __init__(
         self,
         name: str,
         columns: Sequence[str] | Mapping[str, str],
-        transform: Callable[[dict[str, Any]], Any] | None = None,
+        transform: Callable[..., Any] | None = None,
         *,
         root: str = "",
+        seeded: bool = False,
         missing: Missing | str = Missing.ERROR,
         version: str | None = None,
         config: Config | None = None,
     ) -> None:
         wanted = _wanted(columns)
         self._missing = Missing(missing)
+        if seeded and not transform:
+            raise ValueError("seeded=True gives seeds to a transform, and there is none")
         super().__init__(name, root, version, config)
-        self.transform, self.columns = transform, tuple(wanted)
+        self.transform, self.columns, self.seeded = transform, tuple(wanted), seeded
         self._rows, self._stems = self._table(list(wanted.values()))
 
     def _table(self, extensions: Sequence[Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
@@ -265,6 +269,7 @@ class GroupedDataset(MapDatasetBase):
     @override
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
         positions = [self._position(index) for index in indices]
+        seed_of = self._seed_of(indices)
         rows = self._rows[positions].reshape(-1)
         views = iter(self._reader.read(rows[rows >= 0]))
         items = []
@@ -272,7 +277,7 @@ class GroupedDataset(MapDatasetBase):
             item: dict[str, Any] = {"__key__": self.key(position)}
             for name, row in zip(self.columns, self._rows[position].tolist(), strict=True):
                 item[name] = bytes(next(views)) if row >= 0 else None
-            items.append(self._made(position, self.transform, item))
+            items.append(self._made(position, self.transform, item, *seed_of(position)))
         return items
 
     @override

@@ -306,17 +306,22 @@ class RankShare:
     So a run that is resumed with the same share goes through the very same batches as one never interrupted.
     """
 
-    batch_size: int
+    global_batch_size: int  # most samples of a step, over all ranks
     world_size: int
+
+    @property
+    def batch_size(self) -> int:
+        """Most samples that a rank takes per step."""
+        return -(-self.global_batch_size // self.world_size)
 
     def steps(self, left: int) -> int:
         """Return in how many steps `left` samples are used up."""
-        return -(-left // (self.batch_size * self.world_size))
+        return -(-left // self.global_batch_size)
 
     def step_size(self, left: int) -> int:
         """Return how many samples the next step takes over all ranks; steps differ by one sample at most.
 
-        >>> RankShare(batch_size=4, world_size=2).step_size(10)
+        >>> RankShare(global_batch_size=8, world_size=2).step_size(10)
         5
         """
         steps = self.steps(left)
@@ -332,7 +337,7 @@ class RankShare:
     def part(self, size: int, rank: int) -> tuple[int, int]:
         """Return the offsets in a step of `size` samples between which a rank's part lies.
 
-        >>> [RankShare(batch_size=4, world_size=3).part(8, rank) for rank in range(3)]
+        >>> [RankShare(global_batch_size=12, world_size=3).part(8, rank) for rank in range(3)]
         [(0, 3), (3, 6), (6, 8)]
         """
         each, more = divmod(size, self.world_size)

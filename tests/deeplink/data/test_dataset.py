@@ -251,7 +251,7 @@ def test_every_sample_reaches_the_loop_exactly_once(
     for epoch in range(2):
         assert sampler.epoch == epoch
         assert fed(loader) == expected
-        sampler.finished(len(sampler))
+        sampler.finished(sampler.steps_left)
 
 
 @pytest.mark.slow
@@ -265,7 +265,7 @@ def test_leaving_an_epoch_in_the_middle_and_resuming_elsewhere_feeds_every_sampl
             if state:
                 sampler.load_state_dict(state)
         loaders = [iter(DataLoader(dataset, batch_sampler=sampler, num_workers=1)) for sampler in samplers]
-        for _ in range(min(steps, len(samplers[0]))):
+        for _ in range(min(steps, samplers[0].steps_left)):
             for loader, sampler in zip(loaders, samplers, strict=True):
                 digest.add(0, next(loader)[2])
                 sampler.finished()
