@@ -15,6 +15,7 @@ from deeplink.cache.errors import CatalogError, DatasetMissingError, IndexFormat
 from deeplink.cache.format.block import DIGEST_DIGITS
 from deeplink.core.codec import from_row
 from deeplink.core.publish import DRAFT_PREFIX, fsync_path, write_text
+from deeplink.core.text import nearest
 from deeplink.core.types import DATASET_NAME, Version
 
 if TYPE_CHECKING:
@@ -54,6 +55,12 @@ def checked_name(name: str) -> str:
             remedy="Use up to 100 letters, digits, dots, hyphens and underscores, a letter or digit first.",
         )
     return name
+
+
+def ambiguous_version(name: str, beginning: str, found: Sequence[Version]) -> DatasetMissingError:
+    """Return the error for the beginning of a version's name that fits several of them."""
+    problem = f"dataset {name!r}: {beginning!r} is the beginning of {', '.join(found)}"
+    return DatasetMissingError(problem, remedy="Give more digits of the version.")
 
 
 class Catalog:
@@ -103,11 +110,25 @@ class Catalog:
             raise IndexFormatError(pointer, f"it does not say which version of {name!r} is the newest", *remedy)
         return Version(text)
 
-    def open(self, name: str, version: Version | None = None) -> Index:
-        """Return the index of a version, the newest when none is named."""
+    def resolved(self, name: str, beginning: str = "") -> Version:
+        """Return the version that a text means: the newest for an empty one, else the one that begins with it."""
+        if not beginning:
+            return self.latest(name)
+        there = self.versions(name)
+        found = [version for version in there if version.startswith(beginning)]
+        if len(found) > 1:
+            raise ambiguous_version(name, beginning, found)
+        if not found:
+            lost = [version for version in self.recorded(name) if version.startswith(beginning)]
+            raise self.missing(name, beginning, there, lost=lost)
+        return found[0]
+
+    def open(self, name: str, version: str | None = None) -> Index:
+        """Return the index of a version, or of the one that begins so; the newest when none is named."""
         from deeplink.cache.format.index import Index  # noqa: PLC0415 - pyarrow: no agent needs it to start
 
-        chosen = version or self.latest(name)
+        whole = version and _VERSION.fullmatch(version)  # does without a look through the folder
+        chosen = Version(version) if version and whole else self.resolved(name, version or "")
         path = self.path(name, chosen)
         try:
             return Index(path, chosen)
@@ -141,6 +162,8 @@ class Catalog:
         wanted = f"version {version} of {name!r}" if version else f"dataset {name!r}"
         problem = f"the catalog {self.root} has no {wanted}"
         remedy = "`deeplink pack SOURCE NAME` makes one; DEEPLINK_CATALOG says where to look."
+        if not (lost or versions) and (meant := nearest(name, self.names(lost=True))):
+            remedy = f"Is {meant!r} meant? {remedy}"
         if lost:
             problem = f"the catalog {self.root} has lost the index of {wanted}"
             remedy = f"`deeplink index rebuild {name}@{lost[0]}` makes it again of its shards."

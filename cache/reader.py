@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from deeplink.cache.format.index import Index
     from deeplink.cache.source.home import PackedHome
     from deeplink.cache.source.source import Source
-    from deeplink.core.types import Member, Version
+    from deeplink.core.types import Member
 
 log = logging.getLogger(__name__)
 
@@ -243,8 +243,8 @@ class Reader:
         self._leader = ""  # under what name this was announced, for copies in other processes
 
     @classmethod
-    def open(cls, name: str, *, version: Version | None = None, config: Config | None = None) -> Self:
-        """Return a reader of a dataset, of its newest version when none is named."""
+    def open(cls, name: str, *, version: str | None = None, config: Config | None = None) -> Self:
+        """Return a reader of a dataset, of its newest version when none, nor the beginning of one, is named."""
         config = config or load_config()
         return cls(name, Catalog(config.catalog).open(name, version), config, SystemClock())
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _SLASH = ord("/")
 _AFTER_SLASH = b"0"
 """What follows "/" in ASCII: the keys below a folder are those from `folder/` to before `folder0`."""
+_AFTER_TEXT = b"\xff"
+"""Follows every key that begins with a text: no byte of UTF-8 is as large."""
 _FEW, _MANY = 16, 1 << 16
 
 
@@ -290,6 +292,12 @@ class Index:
     def rows_below(self, folder: str) -> range:
         """Return the rows of all samples below a folder, `""` for all of them; empty where there is none."""
         return self._keys.below(_encoded(folder.strip("/")))
+
+    def rows_beginning(self, text: str) -> range:
+        """Return the rows of all samples whose keys begin with a text."""
+        raw = _encoded(text)
+        start = self._keys.first_not_below(raw)
+        return range(start, self._keys.next_not_below(raw + _AFTER_TEXT, start, len(self)))
 
     def listing(self, folder: str = "") -> FolderListing:
         """Return what lies directly in a folder (`""`: the top), whatever lies below its folders."""

@@ -46,10 +46,8 @@ def _catalog() -> Catalog:
 
 
 def _found(catalog: Catalog, dataset: str) -> tuple[str, Version]:
-    from deeplink.fs.library import resolved_version
-
     place = dataset_named(dataset)
-    return place.name, resolved_version(catalog, place.name, place.version)
+    return place.name, catalog.resolved(place.name, place.version)
 
 
 @command.command(
@@ -238,8 +236,8 @@ def _lost(catalog: Catalog, dataset: str, *, named: bool) -> tuple[str, Version 
 
     Of a dataset that nothing is left of, the shards must be `named`.
     """
+    from deeplink.cache.catalog import ambiguous_version
     from deeplink.cache.errors import DatasetMissingError, IndexFormatError
-    from deeplink.fs.library import ambiguous_version
 
     place = dataset_named(dataset)
     known = catalog.recorded(place.name)

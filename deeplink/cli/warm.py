@@ -99,12 +99,11 @@ def command(*, dataset: str, where: StoreOptions, dry_run: bool, as_json: bool) 
     Prints, per node, what it holds of the dataset and has verified.
     """
     from deeplink.cache.catalog import Catalog
-    from deeplink.fs.library import resolved_version
     from deeplink.ops.inventory import note_residency
 
     config, place = where.config(), dataset_named(dataset)
     catalog = Catalog(config.catalog)
-    index = catalog.open(place.name, resolved_version(catalog, place.name, place.version))
+    index = catalog.open(place.name, place.version)
     result = None
     with where.target(config) as to:
         if dry_run:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.text import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 SITE_FILE = Path("/etc/deeplink/config.toml")
 USER_FILE = Path("~/.config/deeplink/config.toml")
@@ -131,11 +132,6 @@ def _file_values(path: Path, *, named: bool) -> dict[str, Any]:
         raise ConfigError(str(path), WHOLE, f"not TOML: {problem}", remedy) from problem
 
 
-def _nearest(key: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(key, known, 1)
-    return f"Is {close[0]} meant?" if close else f"There are {', '.join(known)}."
-
-
 def misspelt(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that look like settings but are none, each with the one that is probably meant.
 
@@ -166,7 +162,9 @@ def load_config(env: Mapping[str, str] | None = None) -> Config:
             continue
         for key, value in _file_values(path, named=bool(named)).items():
             if key not in kinds:
-                raise ConfigError(str(path), key, "unknown key", _nearest(key, kinds))
+                meant = nearest(key, kinds)
+                remedy = f"Is {meant} meant?" if meant else f"There are {', '.join(kinds)}."
+                raise ConfigError(str(path), key, "unknown key", remedy)
             settings[key] = _converted(str(path), key, kinds[key], value)
     for key, kind in kinds.items():
         name = f"DEEPLINK_{key.upper()}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
 _PLURALS = {"leaf": "leaves", "switch": "switches", "process": "processes"}
 
@@ -26,6 +27,16 @@ def listed(names: Collection[object], most: int = 8) -> str:
     ('n1, n2', '1, 2, ...')
     """
     return ", ".join(str(name) for name in list(names)[:most]) + (", ..." if len(names) > most else "")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return which known word is probably meant, upper and lower case alike; empty where none is like it.
+
+    >>> nearest("Imagnet", ["mnist", "imagenet"]), nearest("xyz", ["mnist"])
+    ('imagenet', '')
+    """
+    words = {one.lower(): one for one in known}
+    return next((words[one] for one in difflib.get_close_matches(word.lower(), words, 1)), "")
 
 
 def sized(count: float) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 from torch.utils import data as torch_data
@@ -14,17 +15,20 @@ from deeplink.cache.format.index import Labels
 from deeplink.cache.membership import configured_members
 from deeplink.cache.reader import Reader
 from deeplink.core.config import load_config
+from deeplink.core.text import nearest
 from deeplink.data.digest import receipt
 from deeplink.data.errors import DatasetError
 from deeplink.data.order import Blocks, Residency
+from deeplink.data.seeds import SampledBatch, sample_seed
 from deeplink.data.shared_batches import PackedBatch, Packing, ring_for
+from deeplink.data.subsets import digest_of, picked, split_at_random
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from deeplink.cache.reader import ReadStats
     from deeplink.core.config import Config
-    from deeplink.core.types import SampleKey, Version
+    from deeplink.core.types import SampleKey
     from deeplink.data.shared_batches import Ring
 
 
@@ -34,21 +38,23 @@ class MapDatasetBase(torch_data.Dataset[Any]):
     Args:
         name: what `deeplink pack` was given.
         root: folder in the dataset to take the samples from.
-        version: the newest when None.
+        version: its first digits are enough; the newest when None.
         config: where catalog, store and members are; what the environment and the files say when None.
 
     Attributes:
         name, root, version: as above; the version is the one that was found.
 
     Raises:
-        DatasetMissingError: there is no such dataset, or not this version of it.
+        DatasetMissingError: there is no such dataset, or not this version of it, or several that begin so.
         ConfigError: the configuration cannot be used.
     """
 
-    def __init__(self, name: str, root: str, version: Version | None, config: Config | None) -> None:
+    def __init__(self, name: str, root: str, version: str | None, config: Config | None) -> None:
         self._config = config or load_config()
         self._reader = Reader.open(name, version=version, config=self._config)
         self.name, self.root, self.version = name, root.strip("/"), self._reader.version
+        self.seeded = False
+        self._picked: np.ndarray | None = None  # positions in the whole dataset; None: this is the whole
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -84,12 +90,96 @@ class MapDatasetBase(torch_data.Dataset[Any]):
         """
         raise NotImplementedError
 
-    def _made(self, position: int, transform: Callable[[Any], Any] | None, item: Any) -> Any:
+    def index(self, key: str) -> int:
+        """Return the number of the item with a key, the first where a subset has it twice.
+
+        Raises:
+            KeyMissingError: the version has no such key.
+            DatasetError: it has none below `root`, in this subset, or with these columns.
+        """
+        raise NotImplementedError
+
+    def subset(self, indices: Sequence[int] | np.ndarray) -> Self:
+        """Return the dataset of some items, in the order of `indices`; it shares this one's files and connections.
+
+        `ResumableSampler` knows it: the state has a digest of the indices, and that of another subset is refused.
+        torch's `Subset` and `random_split` of this dataset are taken for the same.
+
+        Args:
+            indices: numbers of items of this dataset, shape (any,); one twice is two items.
+
+        Raises:
+            IndexError: there is no such item.
+            ValueError: there are no indices, or they are not whole numbers.
+        """
+        found = picked(indices, len(self))
+        made = copy.copy(self)
+        made._pick(found)  # noqa: SLF001 - a copy of this
+        return made
+
+    def _pick(self, positions: np.ndarray) -> None:
+        """Keep these items of what this is a copy of."""
+        self._picked = positions if self._picked is None else self._picked[positions]
+
+    def random_split(self, lengths: Sequence[float], *, seed: int = 0) -> list[Self]:
+        """Return disjoint subsets that have each item once: the same on every rank, and after every restart.
+
+        Args:
+            lengths: items of each subset, or their shares, which add up to 1.
+            seed: another seed is another split. Within a subset items keep their order.
+
+        Raises:
+            ValueError: the lengths do not add up, or leave a subset empty.
+        """
+        parts = split_at_random(len(self), lengths, version=self.version, seed=seed)
+        return [self.subset(part) for part in parts]
+
+    @property
+    def subset_digest(self) -> str:
+        """Stands for which items of the whole dataset a subset has; empty for the whole."""
+        return "" if self._picked is None else digest_of(self._picked)
+
+    def _rows_below_root(self) -> range:
+        """Return the rows below the root; none is an error that names the folder that is probably meant."""
+        index = self._reader.index
+        if found := index.rows_below(self.root):
+            return found
+        above, _, name = self.root.rpartition("/")
+        while above and not index.rows_below(above):
+            above, _, name = above.rpartition("/")
+        folders = index.listing(above).folders if len(index) else []
+        meant = nearest(name, folders)
+        where = f"Folders below {above!r}" if above else "Folders at its top"
+        there = f"{where}: {', '.join(map(repr, folders[:10])) or 'none'}."
+        raise DatasetError(
+            f"dataset {self.name!r} (version {self.version}) has no samples below {self.root!r}",
+            remedy=f"Is {f'{above}/{meant}'.lstrip('/')!r} meant? {there}" if meant else there,
+        )
+
+    def _not_mine(self, key: str) -> DatasetError:
+        where = f"below {self.root or '/'!r}" + ("" if self._picked is None else " in this subset")
+        return DatasetError(f"dataset {self.name!r} has {key!r}, but not as an item {where}")
+
+    def _seed_of(self, indices: Sequence[SupportsIndex]) -> Callable[[int], tuple[int, ...]]:
+        """Return what gives for a position what a transform gets besides: the sample's seed, if it is wanted."""
+        if not self.seeded:
+            return lambda _position: ()
+        if not isinstance(indices, SampledBatch):
+            raise DatasetError(
+                f"dataset {self.name!r} is seeded, and was not asked for a ResumableSampler's batch: "
+                "the seeds of its samples follow from that one's seed and epoch",
+                remedy="Read it by DataLoader(batch_sampler=ResumableSampler(dataset, ...)), with subset() in place "
+                "of torch's Subset; to look at single items make it without seeded=True.",
+            )
+        seed, epoch = indices.seed, indices.epoch
+        return lambda position: (sample_seed(seed, epoch, self.key(position)),)
+
+    def _made(self, position: int, transform: Callable[..., Any] | None, *given: Any) -> Any:
         """Return what a transform makes of a part of the item at `position`; what it raises names the item."""
         if transform is None:
-            return item
+            return given[0]
         try:
-            return transform(item)
+            return transform(*given)
         except Exception as problem:
             problem.add_note(f"It was given item {position}, {self.key(position)!r}, of dataset {self.name!r}.")
             raise
@@ -108,7 +198,7 @@ class Dataset(MapDatasetBase):
 
     Item `i` is `(sample, label)`. What else is asked for changes that: `labels=False` leaves the label out,
     `receipts=True` appends a receipt, which `deeplink.data.DeliveryDigest` takes: an int, of which
-    `torch.utils.data.default_collate` makes an int64 tensor.
+    `torch.utils.data.default_collate` makes an int64 tensor; `keys=True` appends the key, a str, at the end.
 
     The version is pinned when the Dataset is made: it stays the same whatever is packed meanwhile, in workers too.
     Safe under DataLoader workers however they are started, and to pickle. Batches are read at once.
@@ -118,10 +208,14 @@ class Dataset(MapDatasetBase):
         transform: gets a sample's `bytes`, whole as they were in the file; its result is the sample. Without it
             the sample is the bytes. Under spawned workers it must be picklable: a module's function, an object.
         root: folder in the dataset to take the samples from, such as "train".
-        version: the newest when None.
+        version: its first digits are enough; the newest when None.
         target_transform: gets the label, an int; its result is the label.
         labels: False for datasets without class folders, or where labels are not wanted.
         receipts: append a receipt of the delivered bytes to each item.
+        keys: append each item's key.
+        seeded: call `transform(data, seed)`: an int of 0 to 2^32 - 1, a function of the `ResumableSampler`'s seed,
+            the epoch and the key alone. A transform that draws from it does the same again after a resumption, and
+            at any number of workers and ranks.
         packed: give batches as a `PackedBatch`, one tensor, instead of lists of items; for DataLoaders that
             `deeplink.data.shared_batches.loader` makes, or that have
             `collate_fn=deeplink.data.shared_batches.collate`. Item `i` is a batch of one.
@@ -135,47 +229,46 @@ class Dataset(MapDatasetBase):
             when it is first asked for: reading items does without.
 
     Raises:
-        DatasetMissingError: there is no such dataset, or not this version of it.
+        DatasetMissingError: there is no such dataset, or not this version of it, or several that begin so.
         DatasetError: there are no samples below root.
         ConfigError: the configuration cannot be used.
-        ValueError: transforms together with packed: what they would do is done to a whole batch after it.
+        ValueError: transforms or keys together with packed: what they would do is done to a whole batch after it;
+            or `seeded` without a transform.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each says what an item is
         self,
         name: str,
-        transform: Callable[[bytes], Any] | None = None,
+        transform: Callable[..., Any] | None = None,
         *,
         root: str = "",
-        version: Version | None = None,
+        version: str | None = None,
         target_transform: Callable[[int], Any] | None = None,
         labels: bool = True,
         receipts: bool = False,
+        keys: bool = False,
+        seeded: bool = False,
         packed: bool = False,
         config: Config | None = None,
     ) -> None:
-        if packed and (transform or target_transform):
-            raise ValueError("packed=True gives batches as they are: transform them in a collate_fn, or after")
+        if packed and (transform or target_transform or keys):
+            raise ValueError("packed=True gives batches as they are, without keys: transform them in a collate_fn")
+        if seeded and not transform:
+            raise ValueError("seeded=True gives seeds to a transform, and there is none")
         super().__init__(name, root, version, config)
         self.transform, self.target_transform = transform, target_transform
-        self.labels, self.receipts, self.packed = labels, receipts, packed
+        self.labels, self.receipts, self.keys, self.seeded, self.packed = labels, receipts, keys, seeded, packed
         self._ring: Ring | None = None
         self._outgrown: list[Ring | None] = []  # loaders made before still use them
         index = self._reader.index
-        self._range = index.rows_below(self.root)
-        if not self._range:
-            folders = (index.classes() if len(index) else [])[:10]
-            raise DatasetError(
-                f"dataset {name!r} (version {self.version}) has no samples below {root!r}",
-                remedy=f"Folders at its top: {', '.join(map(repr, folders)) or 'none'}.",
-            )
+        self._range = self._rows_below_root()
         self._labels = index.classed(self.root) if labels else Labels([], [], [], 0)
         self.classes = self._labels.classes
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
 
     @functools.cached_property
     def targets(self) -> np.ndarray:  # noqa: D102 - among the class's attributes
-        return self._labels.every()
+        return self._labels.every() if self._picked is None else self._labels.of(self._picked)
 
     @override
     def __getstate__(self) -> dict[str, Any]:
@@ -184,7 +277,14 @@ class Dataset(MapDatasetBase):
 
     @override
     def __len__(self) -> int:
-        return len(self._range)
+        return len(self._range if self._picked is None else self._picked)
+
+    def _row(self, position: int) -> int:
+        return self._range.start + (position if self._picked is None else int(self._picked[position]))
+
+    def _column(self, name: str) -> np.ndarray:
+        whole = self._reader.index.column(name, self._range)
+        return whole if self._picked is None else whole[self._picked]
 
     @override
     def __getitem__(self, index: SupportsIndex) -> Any:
@@ -195,9 +295,12 @@ class Dataset(MapDatasetBase):
         if self.packed:
             return self._batch(indices)
         positions = [self._position(index) for index in indices]
-        start = self._range.start
-        views = self._reader.read([start + position for position in positions])
-        return [self._item(position, bytes(view)) for position, view in zip(positions, views, strict=True)]
+        seed_of = self._seed_of(indices)
+        views = self._reader.read([self._row(position) for position in positions])
+        return [
+            self._item(position, bytes(view), seed_of(position))
+            for position, view in zip(positions, views, strict=True)
+        ]
 
     def _batch(self, indices: Sequence[SupportsIndex]) -> PackedBatch:
         positions = np.array(indices, np.int64)
@@ -205,12 +308,17 @@ class Dataset(MapDatasetBase):
             raise IndexError(f"items {positions.min()} to {positions.max()} of {len(self)}")
         positions[positions < 0] += len(self)
         labels = self._labels_of(positions) if self.labels else None
-        packing = Packing(positions + self._range.start, labels, self._ring, receipts=self.receipts)
+        packing = Packing(self._rows(positions), labels, self._ring, receipts=self.receipts)
         return packing.batch(self._reader.batch(packing.rows, packing.room))
+
+    def _rows(self, positions: np.ndarray) -> np.ndarray:
+        found: np.ndarray = self._range.start + (positions if self._picked is None else self._picked[positions])
+        return found
 
     def _labels_of(self, positions: np.ndarray) -> np.ndarray:
         starts, labels = self._runs
-        found: np.ndarray = labels[np.searchsorted(starts, positions, side="right") - 1]
+        rows = self._rows(positions) - self._range.start
+        found: np.ndarray = labels[np.searchsorted(starts, rows, side="right") - 1]
         if len(found) and found.min() < 0:
             raise self._no_class(int(positions[found < 0][0]))
         return found
@@ -241,12 +349,12 @@ class Dataset(MapDatasetBase):
     @functools.cached_property
     def blocks(self) -> Blocks:
         """Which samples lie in one block of about 1 MiB, for `Order.BLOCKS`; made when it is first asked for."""
-        return Blocks.of(self.shard, self._reader.index.column("block", self._range))
+        return Blocks.of(self.shard, self._column("block"))
 
     @property
     def shard(self) -> np.ndarray:
         """Shard number of each item, uint32, shape (len,)."""
-        return self._reader.index.column("shard", self._range)
+        return self._column("shard")
 
     @property
     def shards(self) -> list[str]:
@@ -256,18 +364,20 @@ class Dataset(MapDatasetBase):
     @property
     def lengths(self) -> np.ndarray:
         """Bytes of each item, uint64, shape (len,)."""
-        return self._reader.index.column("lengths", self._range)
+        return self._column("lengths")
 
-    def _item(self, position: int, data: bytes) -> Any:
-        parts = [self._made(position, self.transform, data)]
+    def _item(self, position: int, data: bytes, seed: tuple[int, ...]) -> Any:
+        parts = [self._made(position, self.transform, data, *seed)]
         if self.labels:
             parts.append(self._label(position))
         if self.receipts:
-            parts.append(receipt(self._range.start + position, data))
+            parts.append(receipt(self._row(position), data))
+        if self.keys:
+            parts.append(self.key(position))
         return tuple(parts) if len(parts) > 1 else parts[0]
 
     def _label(self, position: int) -> Any:
-        label = self._labels[position]
+        label = self._labels[self._row(position) - self._range.start]
         if label < 0:
             raise self._no_class(position)
         return self._made(position, self.target_transform, label)
@@ -281,17 +391,27 @@ class Dataset(MapDatasetBase):
 
     @override
     def key(self, index: SupportsIndex) -> SampleKey:
-        return self._reader.index.key(self._range.start + self._position(index))
+        return self._reader.index.key(self._row(self._position(index)))
+
+    @override
+    def index(self, key: str) -> int:
+        place = self._reader.index.row(key) - self._range.start
+        if self._picked is None and 0 <= place < len(self):
+            return place
+        found = [] if self._picked is None else np.flatnonzero(self._picked == place)[:1].tolist()
+        if not found:
+            raise self._not_mine(key)
+        return int(found[0])
 
     @property
     def rows(self) -> np.ndarray:
         """Row number in the index of each item, int64, shape (len,)."""
-        return np.arange(self._range.start, self._range.stop, dtype=np.int64)
+        return self._rows(np.arange(len(self), dtype=np.int64))
 
     @property
     def checksums(self) -> np.ndarray:
         """xxh3-64 of each item's bytes as packed, uint64, shape (len,)."""
-        return self._reader.index.column("checksums", self._range)
+        return self._column("checksums")
 
     def residency(self, nodes: Sequence[str]) -> Residency:
         """Return which samples belong on which rank's node, for `ResumableSampler(residency=...)`.
@@ -310,7 +430,7 @@ class Dataset(MapDatasetBase):
 
     def will_need(self, indices: np.ndarray) -> None:
         """Ask this node's disk for items (int64) that will be read later; does not wait for it."""
-        self._reader.will_need(indices + self._range.start)
+        self._reader.will_need(self._rows(indices))
 
     def announce(self, shards: Sequence[int], needed: int) -> None:
         """Say in which order shards are used from now on, for this process and for DataLoader workers of it.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from deeplink.core.errors import DeepLinkError
 
 
@@ -22,9 +24,23 @@ def misuse(problem: str, remedy: str) -> SamplerError:
     return SamplerError(f"ResumableSampler: {problem}", remedy=remedy)
 
 
+def unfinished(batches: int | str) -> SamplerError:
+    """Return the error for a state that would have the batches that a pass handed out come again."""
+    return misuse(
+        f"state_dict() of a pass that gave {batches} batches, without a finished(): they would come again",
+        "Call finished() after each optimizer step, before the state is saved; or set_epoch(epoch) first, to say "
+        "that the pass was left on purpose.",
+    )
+
+
+def asked_by_torchdata() -> bool:
+    """Tell whether the caller's caller is torchdata, which keeps the state of a pass, and asks the sampler too."""
+    return str(sys._getframe(2).f_globals.get("__name__", "")).startswith("torchdata.")  # noqa: SLF001
+
+
 def foreign_state(key: str, found: object, expected: object) -> SamplerError:
     """Return the error for a state of another run: `key` is `found` in it, and `expected` here."""
     return SamplerError(
         f"the sampler's state is of another run: {key} is {found!r}, here it is {expected!r}",
-        remedy="Resume with the dataset version, seed and order the state was saved with, or start again.",
+        remedy="Resume with the dataset version, subset, seed and order of the state, or start again.",
     )

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from deeplink.cache.format.index import Index
     from deeplink.core.config import Config
-    from deeplink.core.types import Version
 
 _DOT, _SLASH = ord("."), ord("/")
 _AT_ONCE = 1 << 16
@@ -189,8 +188,9 @@ class GroupedDataset(MapDatasetBase):
         transform: gets the dict of bytes; its result is the item. Without it the dict is. Under spawned workers it
             must be picklable.
         root: folder in the dataset to take the samples from, such as "train".
+        seeded: call `transform(item, seed)`, as `Dataset` does.
         missing: what becomes of samples that lack a column: "error", "skip", or "none".
-        version: the newest when None.
+        version: its first digits are enough; the newest when None.
         config: where catalog, store and members are; what the environment and the files say when None.
 
     Attributes:
@@ -198,34 +198,37 @@ class GroupedDataset(MapDatasetBase):
         columns: the names of the columns.
 
     Raises:
-        DatasetMissingError: there is no such dataset, or not this version of it.
-        DatasetError: no sample has any of the columns, one lacks a column and `missing` is "error", or one has two
-            files for one extension.
+        DatasetMissingError: there is no such dataset, or not this version of it, or several that begin so.
+        DatasetError: there are no samples below root, none has any of the columns, one lacks a column and
+            `missing` is "error", or one has two files for one extension.
         ConfigError: the configuration cannot be used.
-        ValueError: no column is named, or `missing` is none of these.
+        ValueError: no column is named, `missing` is none of these, or `seeded` is without a transform.
     """
 
     def __init__(
         self,
         name: str,
         columns: Sequence[str] | Mapping[str, str],
-        transform: Callable[[dict[str, Any]], Any] | None = None,
+        transform: Callable[..., Any] | None = None,
         *,
         root: str = "",
+        seeded: bool = False,
         missing: Missing | str = Missing.ERROR,
-        version: Version | None = None,
+        version: str | None = None,
         config: Config | None = None,
     ) -> None:
         wanted = _wanted(columns)
         self._missing = Missing(missing)
+        if seeded and not transform:
+            raise ValueError("seeded=True gives seeds to a transform, and there is none")
         super().__init__(name, root, version, config)
-        self.transform, self.columns = transform, tuple(wanted)
+        self.transform, self.columns, self.seeded = transform, tuple(wanted), seeded
         self._rows, self._stems = self._table(list(wanted.values()))
 
     def _table(self, extensions: Sequence[Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
         """Return each sample's rows by column (-1: none), and the bytes of its key; int64."""
         index = self._reader.index
-        grouping = grouped(index, index.rows_below(self.root))
+        grouping = grouped(index, self._rows_below_root())
         table = np.stack([column(index, grouping, names) for names in extensions], axis=1)
         stems = np.zeros(grouping.count, np.int64)
         stems[grouping.groups] = grouping.stems
@@ -259,8 +262,14 @@ class GroupedDataset(MapDatasetBase):
         return len(self._rows)
 
     @override
+    def _pick(self, positions: np.ndarray) -> None:
+        super()._pick(positions)
+        self._rows, self._stems = self._rows[positions], self._stems[positions]
+
+    @override
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
         positions = [self._position(index) for index in indices]
+        seed_of = self._seed_of(indices)
         rows = self._rows[positions].reshape(-1)
         views = iter(self._reader.read(rows[rows >= 0]))
         items = []
@@ -268,7 +277,7 @@ class GroupedDataset(MapDatasetBase):
             item: dict[str, Any] = {"__key__": self.key(position)}
             for name, row in zip(self.columns, self._rows[position].tolist(), strict=True):
                 item[name] = bytes(next(views)) if row >= 0 else None
-            items.append(self._made(position, self.transform, item))
+            items.append(self._made(position, self.transform, item, *seed_of(position)))
         return items
 
     @override
@@ -276,6 +285,15 @@ class GroupedDataset(MapDatasetBase):
         """Return an item's `__key__`, the path of its files up to their names' first dot."""
         position = self._position(index)
         return key_of(self._reader.index, int(self._rows[position].max()), int(self._stems[position]))
+
+    @override
+    def index(self, key: str) -> int:
+        """Return the number of the item with a `__key__`. Raises DatasetError where there is none."""
+        rows = self._reader.index.rows_beginning(f"{key}.")
+        for number in np.flatnonzero(((self._rows >= rows.start) & (self._rows < rows.stop)).any(axis=1)).tolist():
+            if self.key(number) == key:
+                return int(number)
+        raise DatasetError(f"dataset {self.name!r} has no sample {key!r} here")
 
     @property
     def rows(self) -> np.ndarray:

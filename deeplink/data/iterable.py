@@ -9,7 +9,9 @@ import torch
 from torch.utils import data as torch_data
 from typing_extensions import override
 
-from deeplink.data.errors import foreign_state, misuse
+from deeplink.data.errors import asked_by_torchdata, foreign_state, misuse, unfinished
+from deeplink.data.seeds import SampledBatch
+from deeplink.data.subsets import resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,14 +41,17 @@ class IterableDataset(torch_data.IterableDataset[Any]):
     def __init__(
         self, dataset: Dataset, sampler: ResumableSampler, collate: Callable[[Any], Any] | None = None
     ) -> None:
-        self.dataset, self.sampler, self._collate = dataset, sampler, collate
+        self.dataset, self.sampler, self._collate = resolved(dataset), sampler, collate
         # Persistent workers keep the copy they started with: the place where a pass begins they see here, and how
         # often training has jumped. A step within a pass is not: a worker that is slow to begin would see it.
         place = torch.tensor([sampler.epoch, sampler.position, 0])
         self._place: torch.Tensor = place.share_memory_()  # type: ignore[no-untyped-call]
+        handed = torch.tensor([-1, -1])  # epoch and jumps of the pass that gave the last batch
+        self._handed: torch.Tensor = handed.share_memory_()  # type: ignore[no-untyped-call]
         self._jumps = 0
         self._is_begun = False
-        sampler.announce()  # before there are workers, who never ask the sampler for a pass
+        self._is_unfinished = True
+        sampler._announce()  # before there are workers, who never ask the sampler for a pass
 
     @property
     def epoch(self) -> int:
@@ -54,7 +59,7 @@ class IterableDataset(torch_data.IterableDataset[Any]):
         return self.sampler.epoch
 
     def __len__(self) -> int:
-        """Return the number of batches left in the epoch, over all workers."""
+        """Return the number of batches of a whole epoch, over all workers."""
         return len(self.sampler)
 
     @override
@@ -73,12 +78,12 @@ class IterableDataset(torch_data.IterableDataset[Any]):
         epoch, position, jumps = self._place.tolist()
         is_same = (epoch, jumps) == (self.sampler.epoch, self._jumps)
         self._jumps = jumps
-        self.sampler.load_state_dict({**self.sampler.state_dict(), "epoch": epoch, "position": position})
+        self.sampler.load_state_dict({**self.sampler._state(), "epoch": epoch, "position": position})
         if is_same:
             why = f"a pass over epoch {epoch} was left before finished() was called for all of it"
-        elif position and len(self.sampler) < step:
+        elif position and self.sampler.steps_left < step:
             # A worker without a batch may come here only when the epoch is over, and would begin the next one.
-            why = f"epoch {epoch} has {len(self.sampler)} batches left, and there are {step} workers"
+            why = f"epoch {epoch} has {self.sampler.steps_left} batches left, and there are {step} workers"
         else:
             why = ""
         return _Stream(self, first, step, refused=why)
@@ -96,30 +101,45 @@ class IterableDataset(torch_data.IterableDataset[Any]):
         Raises:
             SamplerError: the epoch has not so many steps left.
         """
-        self.sampler.move(steps)
+        self.sampler._move(steps)
+        self._is_unfinished = not self.sampler.position  # of the next epoch nothing is finished
         if not self.sampler.position:
             self._tell_workers()
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of `epoch`; where it is the epoch that is under way, stay at the position reached."""
         self.sampler.set_epoch(epoch)
+        self._jump()
+
+    def _jump(self) -> None:
         self._jumps += 1
+        self._is_unfinished = True
         self._tell_workers()
 
     def _tell_workers(self) -> None:
         self._place.copy_(torch.tensor([self.sampler.epoch, self.sampler.position, self._jumps]))
-        self.sampler.announce()
+        self.sampler._announce()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where training stands after the last finished step; JSON, the same on every rank."""
-        return self.sampler.state_dict()
+        """Return where training stands after the last finished step; JSON, the same on every rank.
+
+        Raises:
+            SamplerError: as `ResumableSampler.state_dict`.
+        """
+        is_given = self._handed.tolist() == [self.sampler.epoch, self._jumps]
+        if is_given and self._is_unfinished and not asked_by_torchdata():
+            raise unfinished("some")
+        return self.sampler._state()
+
+    def handed_out(self, epoch: int) -> None:
+        """Note that the pass under way gave a batch; in the worker that read it."""
+        self._handed.copy_(torch.tensor([epoch, self._jumps]))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` stands, with the next pass. Raises as `ResumableSampler.load_state_dict`."""
         self.sampler.load_state_dict(state)
         if torch_data.get_worker_info() is None:
-            self._jumps += 1
-            self._tell_workers()
+            self._jump()
 
 
 class _Stream:
@@ -127,7 +147,7 @@ class _Stream:
 
     def __init__(self, whole: IterableDataset, first: int, step: int, *, refused: str = "") -> None:
         self._whole, self._first, self._step, self._refused = whole, first, step, refused
-        self._start = whole.sampler.state_dict()
+        self._start = whole.sampler._state()
         self._taken = 0
         self._batches = self._found()
 
@@ -139,23 +159,24 @@ class _Stream:
         if self._refused:  # said here: an error in `__iter__` would end the worker, and its text be lost
             raise misuse(self._refused, "With persistent workers use every pass up, or make a new DataLoader.")
         batch = self._whole.read(rows)
+        self._whole.handed_out(self._start["epoch"])
         self._taken += 1
         return batch
 
     def _found(self) -> Iterator[list[int]]:
         sampler, position = self._whole.sampler, self._start["position"]
-        coming = sampler.coming(self._start["epoch"])
+        coming = sampler._coming(self._start["epoch"])
         wanted = self._first + self._taken * self._step
         number = 0
         while position < sampler.length:
-            rows, sizes = sampler.stretch(self._start["epoch"], position)
+            rows, sizes = sampler._stretch(self._start["epoch"], position)
             begin = 0
             for mine, size in sizes:
                 if number == wanted:
                     if coming is not None:  # of what disks are asked for ahead each worker asks for its part
                         asked = np.array_split(coming.at(position), self._step)[self._first]
                         self._whole.dataset.will_need(asked)
-                    yield rows[begin : begin + mine]
+                    yield SampledBatch(rows[begin : begin + mine], sampler.seed, self._start["epoch"])
                     wanted += self._step
                 begin, position, number = begin + mine, position + size, number + 1
 

@@ -307,17 +307,22 @@ class RankShare:
     So a run that is resumed with the same share goes through the very same batches as one never interrupted.
     """
 
-    batch_size: int
+    global_batch_size: int  # most samples of a step, over all ranks
     world_size: int
+
+    @property
+    def batch_size(self) -> int:
+        """Most samples that a rank takes per step."""
+        return -(-self.global_batch_size // self.world_size)
 
     def steps(self, left: int) -> int:
         """Return in how many steps `left` samples are used up."""
-        return -(-left // (self.batch_size * self.world_size))
+        return -(-left // self.global_batch_size)
 
     def step_size(self, left: int) -> int:
         """Return how many samples the next step takes over all ranks; steps differ by one sample at most.
 
-        >>> RankShare(batch_size=4, world_size=2).step_size(10)
+        >>> RankShare(global_batch_size=8, world_size=2).step_size(10)
         5
         """
         steps = self.steps(left)
@@ -333,7 +338,7 @@ class RankShare:
     def part(self, size: int, rank: int) -> tuple[int, int]:
         """Return the offsets in a step of `size` samples between which a rank's part lies.
 
-        >>> [RankShare(batch_size=4, world_size=3).part(8, rank) for rank in range(3)]
+        >>> [RankShare(global_batch_size=12, world_size=3).part(8, rank) for rank in range(3)]
         [(0, 3), (3, 6), (6, 8)]
         """
         each, more = divmod(size, self.world_size)
@@ -351,6 +356,7 @@ class Residency:
     Attributes:
         nodes: as above.
         digest: stands for all of it in states.
+        length: how many samples it knows.
     """
 
     def __init__(self, nodes: Sequence[str], holders: Sequence[Sequence[str]], shard: NDArray[np.integer]) -> None:
@@ -359,7 +365,7 @@ class Residency:
         self._node_of_rank = np.array([number[name] for name in self.nodes], np.int64)
         # Ranks node by node: the order in which a node's samples are dealt out to its ranks.
         self._ranks = np.argsort(self._node_of_rank, kind="stable")
-        self._shard, self._count = shard, len(number)
+        self._shard, self._count, self.length = shard, len(number), len(shard)
         copies = max((len(names) for names in holders), default=0)
         self._homes = np.full((len(holders), max(copies, 1)), -1, np.int64)
         for place, names in enumerate(holders):

@@ -19,6 +19,7 @@ from typing_extensions import override
 from deeplink.core.clock import SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.data.order import Order
+from deeplink.data.subsets import resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -137,7 +138,7 @@ class Prefetcher:
     ) -> None:
         if threads < 1 or ahead_bytes < 1:
             raise ValueError(f"threads {threads}, ahead_bytes {ahead_bytes}")
-        self._dataset, self._sampler, self._collate = dataset, sampler, collate
+        self._dataset, self._sampler, self._collate = resolved(dataset), sampler, collate
         self._threads, self._ahead_bytes = threads, ahead_bytes
 
     def __len__(self) -> int:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from deeplink.data.errors import foreign_state, misuse
+from deeplink.data.errors import asked_by_torchdata, foreign_state, misuse, unfinished
 from deeplink.data.order import BLOCK_WINDOW, BlockOrder, Coming, Order, RankShare, shuffled
 from deeplink.data.prefetch import announcer_of
+from deeplink.data.seeds import SampledBatch
+from deeplink.data.subsets import resolved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sized
@@ -35,7 +37,7 @@ class Pass:
         self._sampler = sampler
         self.epoch, self.position = sampler.epoch, sampler.position
         self._batches = self._found()
-        self._coming = sampler.coming(self.epoch)
+        self._coming = sampler._coming(self.epoch)
 
     def __iter__(self) -> Self:
         return self
@@ -44,17 +46,17 @@ class Pass:
         batch, self.position = next(self._batches)
         return batch
 
-    def _found(self) -> Iterator[tuple[list[int], int]]:
+    def _found(self) -> Iterator[tuple[SampledBatch, int]]:
         position = self.position
         while position < self._sampler.length:
-            rows, sizes = self._sampler.stretch(self.epoch, position)
+            rows, sizes = self._sampler._stretch(self.epoch, position)
             taken = 0
             for mine, size in sizes:
-                self._sampler.give(self)
+                self._sampler._give(self)
                 position += size
-                yield rows[taken : taken + mine], position
+                yield SampledBatch(rows[taken : taken + mine], self._sampler.seed, self.epoch), position
                 taken += mine
-        self._sampler.used_up(self)
+        self._sampler._used_up(self)
 
     def coming(self) -> np.ndarray:
         """Return the samples that disks are to be asked for now, int64: some of the next window of blocks."""
@@ -62,14 +64,14 @@ class Pass:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next batch begins, in the form of the sampler's own state."""
-        return {**self._sampler.state_dict(), "epoch": self.epoch, "position": self.position}
+        return {**self._sampler._state(), "epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` stands, and take the sampler there. Raises as `ResumableSampler.load_state_dict`."""
-        self._sampler.take_over(self, state)
+        self._sampler._take_over(self, state)
         self.epoch, self.position = state["epoch"], state["position"]
         self._batches = self._found()
-        self._coming = self._sampler.coming(self.epoch)
+        self._coming = self._sampler._coming(self.epoch)
 
 
 class ResumableSampler:
@@ -92,8 +94,11 @@ class ResumableSampler:
     that the epoch needs no more.
 
     Args:
-        dataset: what is sampled, or its length. Its `version`, where it has one, goes into order and state.
-        batch_size: most samples a rank gets per step.
+        dataset: what is sampled, or its length. Its `version`, where it has one, goes into order and state; of a
+            subset of a deeplink dataset a digest of its indices, too, also where torch's Subset is around it.
+        batch_size: most samples a rank gets per step; give this or the next one.
+        global_batch_size: most samples of a step over all ranks: then the steps of an epoch are the same at any
+            world size. Where the ranks do not divide a step the first ones get one sample more than the others.
         rank: this process's; RANK of the environment when None, else 0.
         world_size: the number of ranks; WORLD_SIZE of the environment when None, else 1.
         seed: another seed is another order.
@@ -104,7 +109,7 @@ class ResumableSampler:
         version: in place of the dataset's own.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a number is out of range, or not just one of the batch sizes is given.
         SamplerError: the dataset does not know its blocks.
     """
 
@@ -112,7 +117,8 @@ class ResumableSampler:
         self,
         dataset: Sized | int,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         seed: int = 0,
@@ -121,24 +127,31 @@ class ResumableSampler:
         residency: Residency | None = None,
         version: str | None = None,
     ) -> None:
+        dataset = resolved(dataset)
         self.length = dataset if isinstance(dataset, int) else len(dataset)
+        self.subset = str(getattr(dataset, "subset_digest", ""))
         self.version = str(getattr(dataset, "version", "")) if version is None else version
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         world = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
         if self.length <= 0:
             raise ValueError(f"nothing to sample: the length is {self.length}")
-        if batch_size <= 0 or not 0 <= self.rank < world:
-            raise ValueError(f"batch_size {batch_size}, rank {self.rank} of {world}")
+        step = (batch_size or 0) * world if global_batch_size is None else global_batch_size
+        if (batch_size is None) == (global_batch_size is None):
+            raise ValueError("give batch_size (of each rank) or global_batch_size (of all ranks together)")
+        if not 0 <= self.rank < world or step < world:
+            raise ValueError(f"a global_batch_size of {step}, rank {self.rank} of {world}")
         if residency is not None and len(residency.nodes) != world:
             raise ValueError(f"the residency knows {len(residency.nodes)} ranks of {world}")
-        self.share, self.residency = RankShare(batch_size, world), residency
+        if residency is not None and residency.length != self.length:
+            raise ValueError(f"the residency is of {residency.length} samples, the dataset has {self.length}")
+        self.share, self.residency = RankShare(step, world), residency
         self.seed, self.order = seed, _order(shuffle)
         self._by_blocks = self._block_order(dataset, window) if self.order is Order.BLOCKS else None
         self._announcer = announcer_of(dataset, self.order, self._by_blocks, residency, self.rank)
         self.epoch = self.position = 0
         self._begin_pass()
 
-    def announce(self, *, again: bool = False) -> None:
+    def _announce(self, *, again: bool = False) -> None:
         """Tell the node's store what is used next, unless it knows; passes and `finished` do it by themselves."""
         if self._announcer is not None:
             self._announcer.tell(self.epoch, self.position, again=again)
@@ -155,7 +168,12 @@ class ResumableSampler:
         self._exhausted = False
 
     def __len__(self) -> int:
-        """Return the number of steps left in the epoch, counted from the last finished one."""
+        """Return the number of steps of a whole epoch, wherever in it training stands."""
+        return self.share.steps(self.length)
+
+    @property
+    def steps_left(self) -> int:
+        """The number of steps left in the epoch, counted from the last finished one."""
         return self.share.steps(self.length - self.position)
 
     def __iter__(self) -> Pass:
@@ -173,10 +191,10 @@ class ResumableSampler:
             )
         self._begin_pass()
         self._pass = begun = Pass(self)
-        self.announce(again=True)
+        self._announce(again=True)
         return begun
 
-    def give(self, by: object) -> None:
+    def _give(self, by: object) -> None:
         """Count a batch that a pass hands out.
 
         Raises:
@@ -186,11 +204,11 @@ class ResumableSampler:
             raise misuse("an earlier pass goes on after another began", "Keep one loader at a time.")
         self._given += 1
 
-    def used_up(self, by: object) -> None:
+    def _used_up(self, by: object) -> None:
         """Take notice that a pass has no batch left."""
         self._exhausted = self._exhausted or self._pass is by
 
-    def stretch(self, epoch: int, position: int) -> tuple[list[int], list[tuple[int, int]]]:
+    def _stretch(self, epoch: int, position: int) -> tuple[list[int], list[tuple[int, int]]]:
         """Return this rank's rows of the steps from `position` on, some thousand samples of them.
 
         With, for each step, how many of the rows are its, and how many samples it takes over all ranks.
@@ -226,7 +244,7 @@ class ResumableSampler:
             return places
         return shuffled(places, self.length, version=self.version, seed=self.seed, epoch=epoch)
 
-    def coming(self, epoch: int) -> Coming | None:
+    def _coming(self, epoch: int) -> Coming | None:
         """Return what tells what to ask disks for ahead in an epoch; None but in `Order.BLOCKS`."""
         return None if self._by_blocks is None else Coming(self._by_blocks, epoch)
 
@@ -235,7 +253,7 @@ class ResumableSampler:
         """How good a shuffle this order is for this step size: see `BlockOrder.quality`; 1.0 is an exact one."""
         if self._by_blocks is None:
             return float(self.order is Order.SHUFFLED)
-        return self._by_blocks.quality(self.share.batch_size * self.share.world_size, self.epoch)
+        return self._by_blocks.quality(self.share.global_batch_size, self.epoch)
 
     def finished(self, steps: int = 1) -> None:
         """Say that the next batch handed out (or the next `steps`) has been trained on, on every rank.
@@ -248,25 +266,27 @@ class ResumableSampler:
                 f"finished() for {self._done + steps} steps, and this pass gave {self._given} batches",
                 "Call it once per batch, in the process that iterates the loader, after the optimizer's step.",
             )
-        self.move(steps)
+        self._move(steps)
         self._done += steps
         if not self.position:
             # The loader may ask for the end of this pass only after the last step: that is no misuse.
             self._given = self._done = 0
 
-    def move(self, steps: int) -> None:
+    def _move(self, steps: int) -> None:
         """Go on by so many steps; after the last step of an epoch to the start of the next. See `finished`.
 
         Raises:
             SamplerError: the epoch has not so many left.
         """
-        if not 1 <= steps <= len(self):
-            raise misuse(f"{steps} steps, and the epoch has {len(self)} left", "Call finished() once per step.")
+        if not 1 <= steps <= self.steps_left:
+            raise misuse(
+                f"{steps} steps, and the epoch has {self.steps_left} left", "Call finished() once per step."
+            )
         for _ in range(steps):
             self.position += self.share.step_size(self.length - self.position)
         if self.position == self.length:
             self.epoch, self.position = self.epoch + 1, 0
-        self.announce()
+        self._announce()
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of `epoch`; where it is the epoch that is under way, stay at the position reached.
@@ -287,7 +307,17 @@ class ResumableSampler:
         self._begin_pass()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where training stands after the last finished step; JSON, the same on every rank."""
+        """Return where training stands after the last finished step; JSON, the same on every rank.
+
+        Raises:
+            SamplerError: this pass handed out batches and `finished` was never called: they would come again. Not
+                where torchdata's StatefulDataLoader asks, which keeps the state of the pass.
+        """
+        if self._given and not self._done and not asked_by_torchdata():
+            raise unfinished(self._given)
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         state = {
             "format": STATE_FORMAT,
             "version": self.version,
@@ -297,6 +327,8 @@ class ResumableSampler:
             "epoch": self.epoch,
             "position": self.position,
         }
+        if self.subset:
+            state["subset"] = self.subset
         if self._by_blocks is not None:
             state["window"] = self._by_blocks.window
         if self.residency is not None:
@@ -307,14 +339,14 @@ class ResumableSampler:
         """Go on where `state` stands; world size and batch size may differ from those it was saved with.
 
         Raises:
-            SamplerError: the state is of another dataset version, length, seed, order or format, or damaged.
+            SamplerError: the state is of another version, subset, length, seed, order or format, or damaged.
         """
         self._check(state, self.length - 1)
         self.epoch, self.position = state["epoch"], state["position"]
         self._begin_pass()
 
     def _check(self, state: Mapping[str, Any], last: int) -> None:
-        mine = self.state_dict()
+        mine = self._state()
         if state.get("residency") != mine.get("residency") and state.get("position"):
             log.info("the epoch goes on with samples shared out to ranks by another residency")
         for key in (mine.keys() | state.keys()) - {"residency"}:
@@ -327,14 +359,14 @@ class ResumableSampler:
         if not isinstance(position, int) or not 0 <= position <= last:
             raise foreign_state("position", position, f"0 to {last}")
 
-    def take_over(self, by: object, state: Mapping[str, Any]) -> None:
+    def _take_over(self, by: object, state: Mapping[str, Any]) -> None:
         """Take what a pass's state says was handed out for finished, and let that pass go on."""
         self._check(state, self.length)
         is_over = state["position"] == self.length
         self.epoch, self.position = state["epoch"] + is_over, 0 if is_over else state["position"]
         self._begin_pass()
         self._pass = by
-        self.announce()
+        self._announce()
 
 
 def _order(shuffle: bool | Order) -> Order:  # noqa: FBT001 - as the sampler takes it

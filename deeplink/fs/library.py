@@ -67,26 +67,6 @@ def stripped(text: str) -> str:
     return text.removeprefix(_SCHEME).strip("/")
 
 
-def ambiguous_version(name: str, beginning: str, found: Sequence[Version]) -> DeepLinkError:
-    """Return the error for the beginning of a version's name that fits several of them."""
-    problem = f"dataset {name!r}: {beginning!r} is the beginning of {', '.join(found)}"
-    return DeepLinkError(problem, remedy="Give more digits of the version.", exit_code=2)
-
-
-def resolved_version(catalog: Catalog, name: str, beginning: str) -> Version:
-    """Return the version that a text means: the newest for an empty one, else the one that begins with it."""
-    if not beginning:
-        return catalog.latest(name)
-    there = catalog.versions(name)
-    found = [version for version in there if version.startswith(beginning)]
-    if len(found) > 1:
-        raise ambiguous_version(name, beginning, found)
-    if not found:
-        lost = [version for version in catalog.recorded(name) if version.startswith(beginning)]
-        raise catalog.missing(name, beginning, there, lost=lost)
-    return found[0]
-
-
 @dataclass(frozen=True, slots=True)
 class TreeEntry:
     """A folder or a sample."""
@@ -290,7 +270,7 @@ class Library:
         reader = self._pinned.get(asked)
         if reader is None:
             beginning = place.version or self._given.get(place.name, "")
-            version = resolved_version(self.catalog, place.name, beginning)
+            version = self.catalog.resolved(place.name, beginning)
             # Of two threads that look at once, both go on with what the first one found.
             reader = self._pinned.setdefault(asked, _opened(place.name, version, self.config))
         return reader

@@ -25,7 +25,7 @@ from deeplink.cache.store.store import Store
 from deeplink.checkpoints.tensors import broadcast_text, gathered_texts
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import NodeName, format_members
-from deeplink.fs.library import DatasetPath, resolved_version
+from deeplink.fs.library import DatasetPath
 from deeplink.ops.inventory import batches
 from deeplink.scheduler.placement.model.sweep import (
     AllReduceTiming,
@@ -199,7 +199,7 @@ class ReadTimer:
     ) -> None:
         self._config, self._here, self._ranks, self._bounds, self._clock = config, here, ranks, bounds, clock
         path = DatasetPath.parse(dataset)
-        version = resolved_version(Catalog(config.catalog), path.name, path.version)
+        version = Catalog(config.catalog).resolved(path.name, path.version)
         self._open = ExitStack()
         nowhere = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="deeplink-calibrate-")))
         # What a reader brings to its store would be read beside what is timed.

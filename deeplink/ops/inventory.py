@@ -27,7 +27,6 @@ from deeplink.cache.store.store import Store
 from deeplink.cache.transfer.fleet import MemberPool
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import NodeName, ShardId
-from deeplink.fs.library import resolved_version
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ def shards_to_drop(catalog: Catalog, place: DatasetPath, *, force: bool) -> tupl
     held = {version: {entry.id for entry in catalog.open(place.name, version).shards} for version in versions}
     wanted = set().union(*held.values())
     if place.version:
-        chosen = resolved_version(catalog, place.name, place.version)
+        chosen = catalog.resolved(place.name, place.version)
         wanted = held[chosen].difference(*(shards for version, shards in held.items() if version != chosen))
     others = [] if force else [other for other in catalog.names(lost=True) if other != place.name]
     shared = {other: found for other in others if (found := wanted & _shards_of(catalog, other))}

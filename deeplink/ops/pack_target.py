@@ -16,7 +16,7 @@ from deeplink.core.clock import SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.private import private_folder
 from deeplink.core.types import Attempt, NodeName
-from deeplink.fs.library import DatasetPath, resolved_version
+from deeplink.fs.library import DatasetPath
 from deeplink.ops.topology_reading import site_of
 from deeplink.rpc.tokens import new_token, token_of
 from deeplink.scheduler.launch.agent_monitor import Unheard
@@ -195,7 +195,7 @@ def moves_to(
     found = []
     for dataset in datasets:
         place = DatasetPath.parse(dataset)
-        index = catalog.open(place.name, resolved_version(catalog, place.name, place.version))
+        index = catalog.open(place.name, place.version)
         moves = for_job(place.name, index, nodes, agents.members, agents.held, replicas=replicas, domains=domains)
         found.append(moves)
     return found
@@ -222,7 +222,7 @@ def moves_off(node: str, datasets: Sequence[str], agents: StandingAgents, config
     catalog = Catalog(config.catalog)
     if datasets:
         places = [DatasetPath.parse(dataset) for dataset in datasets]
-        versions = [(one.name, resolved_version(catalog, one.name, one.version)) for one in places]
+        versions = [(one.name, catalog.resolved(one.name, one.version)) for one in places]
     else:
         versions = [(one, version) for one in catalog.names() for version in catalog.versions(one)]
     found = [

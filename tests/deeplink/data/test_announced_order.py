@@ -117,7 +117,7 @@ def test_what_the_epoch_needs_no_more_leaves_first_and_nothing_that_it_needs(
 ) -> None:
     dataset = node.dataset()
     sampler = ResumableSampler(dataset, batch_size=PER_SHARD, shuffle=order, window=window)
-    turns = [shards_of(dataset, sampler.stretch(epoch, 0)[0]) for epoch in (0, 1)]
+    turns = [shards_of(dataset, sampler._stretch(epoch, 0)[0]) for epoch in (0, 1)]
     came = 0
     gone: set[int] = set()
     for rows in sampler:

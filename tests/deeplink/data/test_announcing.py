@@ -65,7 +65,7 @@ def packs(draw: st.DrawFn) -> Packed:
 def used(packed: Packed, order: Order, window: int, epoch: int) -> list[int]:
     """Return the shard of each sample of an epoch, in its order."""
     sampler = ResumableSampler(packed, batch_size=len(packed), shuffle=order, window=window)
-    rows, _ = sampler.stretch(epoch, 0)
+    rows, _ = sampler._stretch(epoch, 0)
     found: list[int] = packed.shard[rows].tolist()
     return found
 

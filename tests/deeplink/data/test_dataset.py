@@ -165,6 +165,39 @@ def test_a_root_without_samples_is_refused_and_the_folders_named(config: Config)
     assert "'train'" in refused.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("root", "remedy"),
+    [
+        ("trian", "Is 'train' meant?"),
+        ("train/bees", "Is 'train/bee' meant?"),
+        ("xyzzy/bee", "at its top: 'test', "),
+    ],
+)
+def test_the_root_that_is_probably_meant_is_named(config: Config, root: str, remedy: str) -> None:
+    with pytest.raises(DatasetError, match=f"no samples below '{root}'") as caught:
+        deeplink.Dataset("things", root=root, config=config)
+    assert remedy in caught.value.remedy
+    with pytest.raises(DatasetError, match=f"no samples below '{root}'"):
+        deeplink.GroupedDataset("things", ["txt"], root=root, config=config)
+
+
+def test_the_first_digits_of_a_version_are_enough(config: Config) -> None:
+    whole = deeplink.Dataset("things", config=config)
+    short = deeplink.Dataset("things", version=whole.version[:4], config=config)
+    grouped = deeplink.GroupedDataset("things", ["txt"], version=whole.version[:4], config=config)
+    assert short.version == grouped.version == whole.version
+    assert ResumableSampler(short, batch_size=2).state_dict() == ResumableSampler(whole, batch_size=2).state_dict()
+    other = next(digit for digit in "0123456789abcdef" if digit != whole.version[0])
+    with pytest.raises(DatasetMissingError, match=f"no version {other} of 'things'"):
+        deeplink.Dataset("things", version=other, config=config)
+
+
+def test_the_name_that_is_probably_meant_is_named(config: Config) -> None:
+    with pytest.raises(DatasetMissingError) as caught:
+        deeplink.Dataset("Thing", config=config)
+    assert "Is 'things' meant?" in caught.value.remedy
+
+
 def test_a_dataset_that_is_not_there_is_refused_by_name(config: Config) -> None:
     with pytest.raises(DatasetMissingError, match="nothing-such"):
         deeplink.Dataset("nothing-such", config=config)
@@ -218,7 +251,7 @@ def test_every_sample_reaches_the_loop_exactly_once(
     for epoch in range(2):
         assert sampler.epoch == epoch
         assert fed(loader) == expected
-        sampler.finished(len(sampler))
+        sampler.finished(sampler.steps_left)
 
 
 @pytest.mark.slow
@@ -232,7 +265,7 @@ def test_leaving_an_epoch_in_the_middle_and_resuming_elsewhere_feeds_every_sampl
             if state:
                 sampler.load_state_dict(state)
         loaders = [iter(DataLoader(dataset, batch_sampler=sampler, num_workers=1)) for sampler in samplers]
-        for _ in range(min(steps, len(samplers[0]))):
+        for _ in range(min(steps, samplers[0].steps_left)):
             for loader, sampler in zip(loaders, samplers, strict=True):
                 digest.add(0, next(loader)[2])
                 sampler.finished()

@@ -152,11 +152,33 @@ def test_finishing_more_than_there_is_is_refused(many: deeplink.Dataset) -> None
     found = stream(many)
     assert len(found) == 24
     found.finished(24)
-    assert (found.epoch, len(found)) == (1, 24)
+    assert (found.epoch, found.sampler.steps_left) == (1, 24)
     with pytest.raises(SamplerError, match="25 steps"):
         found.finished(25)
     found.set_epoch(5)
-    assert found.epoch == 5
+    found.finished(4)
+    assert (found.epoch, len(found), found.sampler.steps_left) == (5, 24, 20)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+def test_a_state_that_would_repeat_what_was_handed_out_is_refused(
+    many: deeplink.Dataset, options: dict[str, Any]
+) -> None:
+    found = stream(many)
+    kept = DataLoader(found, batch_size=None, **options)
+    for epoch in range(2):
+        assert found.state_dict()["epoch"] == epoch
+        for number, _ in enumerate(kept):
+            if not number:
+                with pytest.raises(SamplerError, match=r"without a finished\(\)"):
+                    found.state_dict()
+            found.finished()
+            assert found.state_dict()["position"] == (number + 1) * 10 % COUNT
+    whole = stream(many)
+    passing = iter(DataLoader(whole, batch_size=None))
+    next(passing)
+    whole.set_epoch(0)  # it was only looked at
+    assert whole.state_dict()["position"] == 0
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -140,7 +140,7 @@ def test_what_workers_fetched_ahead_does_not_move_the_state() -> None:
     assert sampler.position == 0
     sampler.finished(3)
     assert sampler.position == 30
-    assert len(sampler) == 7
+    assert (len(sampler), sampler.steps_left) == (10, 7)
     again = ResumableSampler(100, batch_size=10)
     again.load_state_dict(sampler.state_dict())
     assert list(again) == batches[3:]
@@ -317,7 +317,65 @@ def test_blocks_are_asked_of_the_dataset_and_the_quality_is_told() -> None:
     assert qualities[2] == 0.0
 
 
+@pytest.mark.parametrize("order", list(Order))
+def test_with_a_global_batch_size_the_steps_are_the_same_at_any_world_size(order: Order) -> None:
+    def steps(*worlds: int) -> list[set[int]]:
+        found: list[set[int]] = []
+        state = None
+        for number, world in enumerate(worlds):
+            samplers = [
+                ResumableSampler(
+                    Packed(207), global_batch_size=24, rank=rank, world_size=world, shuffle=order, window=4
+                )
+                for rank in range(world)
+            ]
+            for sampler in samplers:
+                assert len(sampler) == 9
+                if state is not None:
+                    sampler.load_state_dict(state)
+            done = train(samplers, 3 if number + 1 < len(worlds) else 207)
+            sizes = [[len(batch) for batch in step] for step in done]
+            assert all(max(step) - min(step) <= 1 and sum(step) == 23 for step in sizes)
+            found += [{row for batch in step for row in batch} for step in done]
+            state = samplers[0].state_dict()
+        return found
+
+    assert steps(1) == steps(2) == steps(3) == steps(7) == steps(4, 1, 5)
+    assert len(steps(1)) == 9
+
+
+@pytest.mark.parametrize(
+    "sizes", [{}, {"batch_size": 2, "global_batch_size": 4}, {"global_batch_size": 1}, {"global_batch_size": 0}]
+)
+def test_just_one_batch_size_is_given_and_it_reaches_every_rank(sizes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="global_batch_size"):
+        ResumableSampler(10, rank=0, world_size=2, **sizes)
+
+
+def test_a_state_that_would_repeat_what_was_handed_out_is_refused() -> None:
+    sampler = ResumableSampler(100, batch_size=10)
+    assert sampler.state_dict()["position"] == 0
+    begun = iter(sampler)
+    assert sampler.state_dict()["position"] == 0
+    next(begun)
+    with pytest.raises(SamplerError, match=r"gave 1 batches, without a finished\(\)"):
+        sampler.state_dict()
+    sampler.finished()
+    next(begun)
+    state = sampler.state_dict()  # of two batches one is finished: the other may be fetched ahead
+    assert state["position"] == 10
+    sampler.load_state_dict(state)
+    next(iter(sampler))
+    with pytest.raises(SamplerError):
+        sampler.state_dict()
+    sampler.set_epoch(0)  # it was only looked at
+    assert sampler.state_dict() == state
+    for _ in sampler:
+        sampler.finished()
+    assert (sampler.state_dict()["epoch"], sampler.state_dict()["position"]) == (1, 0)
+
+
 def test_no_more_steps_are_finished_than_an_epoch_has() -> None:
     sampler = ResumableSampler(100, batch_size=10)
     with pytest.raises(SamplerError, match="11 steps"):
-        sampler.move(11)
+        sampler._move(11)

@@ -29,7 +29,7 @@ def test_every_rank_gets_its_part_of_a_step_and_no_sample_twice(
     made: tuple[Residency, int], seed: int, batch_size: int
 ) -> None:
     residency, length = made
-    share = RankShare(batch_size, len(residency.nodes))
+    share = RankShare(batch_size * len(residency.nodes), len(residency.nodes))
     size = share.step_size(length)
     parts = [share.part(size, rank) for rank in range(share.world_size)]
     sizes = np.array([stop - start for start, stop in parts])

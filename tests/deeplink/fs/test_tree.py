@@ -24,7 +24,6 @@ from deeplink.fs.library import (
     DatasetTree,
     Library,
     forget_open_datasets,
-    resolved_version,
 )
 from tests.cache.agents import config_below
 from tests.effort import examples
@@ -150,7 +149,7 @@ def test_a_place_is_taken_apart(text: str, parts: tuple[str, str, str]) -> None:
 def test_what_cannot_be_a_place_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(DatasetMissingError):
         place = DatasetPath.parse(text)
-        resolved_version(Catalog(tmp_path), place.name, place.version)
+        Catalog(tmp_path).resolved(place.name, place.version)
 
 
 def test_the_beginning_of_a_version_is_enough_unless_several_begin_so(tmp_path: Path) -> None:
@@ -161,15 +160,15 @@ def test_the_beginning_of_a_version_is_enough_unless_several_begin_so(tmp_path: 
         (folder / f"{version}.arrow").touch()
     (folder / "latest").write_text(versions[1])
     catalog = Catalog(tmp_path)
-    assert resolved_version(catalog, "x", "") == versions[1]
-    assert resolved_version(catalog, "x", "abcd") == resolved_version(catalog, "x", versions[0]) == versions[0]
-    assert resolved_version(catalog, "x", "1") == versions[2]
+    assert catalog.resolved("x", "") == versions[1]
+    assert catalog.resolved("x", "abcd") == catalog.resolved("x", versions[0]) == versions[0]
+    assert catalog.resolved("x", "1") == versions[2]
     with pytest.raises(DeepLinkError) as refused:
-        resolved_version(catalog, "x", "abc")
+        catalog.resolved("x", "abc")
     assert all(version in str(refused.value) for version in versions[:2])
     assert versions[2] not in str(refused.value)
     with pytest.raises(DatasetMissingError):
-        resolved_version(catalog, "x", "ffff")
+        catalog.resolved("x", "ffff")
 
 
 def test_how_long_a_sample_is_is_said_as_it_was_packed(tmp_path: Path) -> None:
