@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.cache.catalog import Catalog, PackRecord, checked_name
-from deeplink.cache.errors import SourceError
+from deeplink.cache.errors import CatalogError, DatasetMissingError, IndexFormatError, SourceError
 from deeplink.cache.membership import node_name
 from deeplink.cache.pack.distributed_pack import (
     DistributedPack,
@@ -24,7 +24,8 @@ from deeplink.cache.pack.plan import cannot_append, planned_job
 from deeplink.cache.pack.shard_pipeline import Placer, ShardPipeline, staging
 from deeplink.cache.replicate.budget import keep_to_budget
 from deeplink.cache.source.home import open_home
-from deeplink.cache.source.source import open_source
+from deeplink.cache.source.opening import open_source
+from deeplink.cache.source.selection import Selection
 from deeplink.cache.store.store import Store
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.types import ShardId, format_members
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
     from deeplink.cache.source.source import Listing, Source
     from deeplink.core.config import Config
     from deeplink.core.types import Member, NodeName, Version
+
+
+USUAL = Selection()
+"""What is packed unless something else is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,9 @@ class PackResult:
     read_files: int  # from the source; fewer than `files` where sealed shards were reused
     unchanged: bool  # the version was the newest one already
     short: int  # shards with fewer copies than wanted
+    left_out: Mapping[str, int]  # per glob the files and folders of the source that it left out
+    skipped: Mapping[str, str]  # files that cannot be packed and were skipped, and why; the first 10,000
+    skipped_count: int
 
 
 @dataclass(slots=True)
@@ -91,11 +99,18 @@ class _Tally:
 
 
 def plan_pack(
-    source: str, name: str, *, config: Config, members: int = 0, append: bool = False
+    source: str,
+    name: str,
+    *,
+    config: Config,
+    wanted: Selection = USUAL,
+    members: int = 0,
+    append: bool = False,
 ) -> tuple[Listing, PackPlan, int]:
     """Return what `pack` onto so many members would do; writes nothing."""
     checked_name(name)
-    job = planned_job(open_source(source), Catalog(config.catalog), name, config, members=members, append=append)
+    catalog = Catalog(config.catalog)
+    job = planned_job(open_source(source), catalog, name, config, wanted=wanted, members=members, append=append)
     return job.listing, job.plan, sum(job.known(number) is not None for number in range(len(job.plan.shards)))
 
 
@@ -110,8 +125,13 @@ def _refuse_within(source: Source, places: Mapping[str, str]) -> None:
             raise SourceError(source.url, problem, f"Let the {what} lie elsewhere, or pack a folder without it.")
 
 
-def check_pack(source: str, name: str, *, config: Config, append: bool = False, home: str = "") -> None:
-    """Find what is wrong with a packing before anything is started for it."""
+def check_pack(
+    source: str, name: str, *, config: Config, append: bool = False, home: str = "", replace: bool = False
+) -> None:
+    """Find what is wrong with a packing before anything is started for it.
+
+    Unless `replace`, that the dataset's newest version is of another source is wrong, too.
+    """
     checked_name(name)
     origin, catalog = open_source(source), Catalog(config.catalog)
     origin.check()
@@ -119,8 +139,22 @@ def check_pack(source: str, name: str, *, config: Config, append: bool = False, 
     catalog.check_writable(name)
     if append and not catalog.versions(name):
         raise cannot_append(name, "it has no version yet")
+    if not replace and (packed := _packed_source(catalog, name)) not in {"", origin.url}:
+        raise CatalogError(
+            f"dataset {name!r} is packed from {packed}; its name would move to {origin.url}",
+            "Take another name, or let it move: --replace. Its versions stay readable as NAME@VERSION.",
+            exit_code=2,
+        )
     if home:
         open_home(home).has(ShardId("0" * 40), 0)
+
+
+def _packed_source(catalog: Catalog, name: str) -> str:
+    """Return where the newest version of a dataset was packed from; empty where that is not known."""
+    try:
+        return catalog.open(name).source
+    except (DatasetMissingError, IndexFormatError):
+        return ""
 
 
 def pack(
@@ -128,6 +162,7 @@ def pack(
     name: str,
     *,
     config: Config,
+    wanted: Selection = USUAL,
     members: Sequence[Member] = (),
     token: str = "",
     progress: Callable[[PackProgress], None] = lambda _: None,
@@ -147,7 +182,7 @@ def pack(
     origin, catalog, store = open_source(source), Catalog(config.catalog), Store(config.store)
     kept_at = open_home(home) if home else None
     catalog.check_writable(name)
-    job = planned_job(origin, catalog, name, config, members=len(members), append=append)
+    job = planned_job(origin, catalog, name, config, wanted=wanted, members=len(members), append=append)
     planned = PackProgress(
         total_files=len(job.listing), total_bytes=int(job.listing.sizes.sum()), total_shards=len(job.plan.shards)
     )
@@ -202,6 +237,9 @@ def pack(
         read_files=tally.read_files,
         unchanged=version == job.before,
         short=sum(len(holders) < placer.wanted for holders in placed.values()),
+        left_out=job.listing.left_out,
+        skipped=job.listing.bad,
+        skipped_count=job.listing.bad_count,
     )
 
 

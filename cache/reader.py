@@ -32,7 +32,7 @@ from deeplink.cache.replicate.budget import keep_to_budget
 from deeplink.cache.replicate.fetching import Healer, WantedShard
 from deeplink.cache.source.cap import CappedSource, SourceCap, TokenBucket
 from deeplink.cache.source.home import open_home
-from deeplink.cache.source.source import open_source
+from deeplink.cache.source.opening import open_source
 from deeplink.cache.store.store import Store
 from deeplink.cache.transfer.fleet import MemberPool
 from deeplink.cache.transfer.frames import BatchOutcome

@@ -26,7 +26,8 @@ from deeplink.cache.format.index_format import write_index
 from deeplink.cache.format.names import NameCollector
 from deeplink.cache.pack.building import Piece
 from deeplink.cache.pack.plan import PackJob, planned_job
-from deeplink.cache.source.source import Listing, Source
+from deeplink.cache.source.selection import Picker, Selection
+from deeplink.cache.source.source import EVERYTHING, Listing, Source
 from deeplink.core.config import Config
 from deeplink.core.types import ShardId
 
@@ -61,7 +62,7 @@ class _NamesAlone(Source):
         return
 
     @override
-    def listing(self) -> Listing:
+    def listing(self, wanted: Selection = EVERYTHING) -> Listing:
         found = NameCollector()
         for first in range(0, self._files, _IN_A_FOLDER):
             numbers = range(first, min(first + _IN_A_FOLDER, self._files))
@@ -70,11 +71,11 @@ class _NamesAlone(Source):
             found.add(
                 f"train/{folder}/", [f"{folder}_{n:08d}.JPEG" for n in numbers], sizes, (n + 1 for n in numbers)
             )
-        return Listing.of(self.url, found)
+        return Listing.of(self.url, found, Picker(wanted))
 
     @override
-    def mark(self, key: str) -> int:
-        return 1
+    def stat(self, key: str) -> tuple[int, int]:
+        return len(key), 1
 
     @override
     def read(self, key: str, size: int) -> bytes:
@@ -87,7 +88,8 @@ class _NamesAlone(Source):
 
 def _planned(work: Path, files: int) -> PackJob:
     config = Config(catalog=work / "catalog", store=work / "store", state=work / "state", shard_bytes=_SHARD_BYTES)
-    job = planned_job(_NamesAlone(files), Catalog(config.catalog), "names", config, members=0, append=False)
+    catalog = Catalog(config.catalog)
+    job = planned_job(_NamesAlone(files), catalog, "names", config, wanted=EVERYTHING, members=0, append=False)
     job.put_aside(work)
     return job
 

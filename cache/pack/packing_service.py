@@ -17,7 +17,7 @@ from deeplink.cache.format.names import Names
 from deeplink.cache.pack.shard_pipeline import Placer, ShardPipeline, staging
 from deeplink.cache.pack.verifying import verified
 from deeplink.cache.source.home import open_home
-from deeplink.cache.source.source import open_source
+from deeplink.cache.source.opening import open_source
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import parse_members
@@ -196,7 +196,7 @@ class _Shift:
                 self._was_read(len(names), int(sizes.sum()))
                 self._reply(_made(wanted.number, piece, line.placer))
                 return
-            if wanted.mark and line.origin.mark(names[0]) != wanted.mark:
+            if wanted.mark and line.origin.stat(names[0])[1] != wanted.mark:
                 # These are other files of the same names and sizes.
                 problem = "it has another time of change here than where it was listed"
                 raise SourceChangedError(line.origin.url, names[0], problem)

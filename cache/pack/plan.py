@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from deeplink.cache.catalog import Catalog, PackRecord
     from deeplink.cache.format.index import Index
     from deeplink.cache.format.index_format import IndexContent
+    from deeplink.cache.source.selection import Selection
     from deeplink.cache.source.source import Listing, Source
     from deeplink.core.config import Config
     from deeplink.core.types import ShardId, Version
@@ -263,7 +264,7 @@ class PackJob:
 
 
 def planned_job(
-    origin: Source, catalog: Catalog, name: str, config: Config, *, members: int, append: bool
+    origin: Source, catalog: Catalog, name: str, config: Config, *, wanted: Selection, members: int, append: bool
 ) -> PackJob:
     """List the source and decide what goes into which shard."""
     before = _latest(catalog, name)
@@ -271,7 +272,7 @@ def planned_job(
     record = catalog.record(name, before) if before else None
     if append:
         _check_base(name, origin, index)
-    listing = origin.listing()
+    listing = origin.listing(wanted)
     if append and index is not None:
         return _appended(origin, listing, index, config.shard_bytes)
     plan = _planned(origin.url, listing, config.shard_bytes, members, record)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +15,8 @@ from deeplink.cache.pack.plan import kept_marks
 from deeplink.core.types import SampleKey
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from deeplink.cache.format.index import Index
     from deeplink.cache.source.source import Source
     from deeplink.core.clock import Clock
@@ -59,19 +60,20 @@ def is_unchanged(index: Index, number: int, source: Source) -> bool:
     rows = rows_of(index, number)
     marks = kept_marks(index, rows) if source.local else None
     if marks is not None:
-        times = marks.view(np.int64).tolist()  # before 1970 they are negative
-        return all(_is_as_listed(source, index, row, time) for row, time in zip(rows.tolist(), times, strict=True))
+        return all(
+            _is_as_listed(source, index, row, mark)
+            for row, mark in zip(rows.tolist(), marks.tolist(), strict=True)
+        )
     return all(_is_same(source, index, row) for row in rows.tolist())
 
 
-def _is_as_listed(source: Source, index: Index, row: int, mtime_ns: int) -> bool:
+def _is_as_listed(source: Source, index: Index, row: int, mark: int) -> bool:
     try:
-        found = (Path(source.url) / index.key(row)).stat()
-    except FileNotFoundError:
-        return False
-    except OSError as problem:
-        raise SourceError.unreadable(source.url, index.key(row), problem.strerror or str(problem)) from problem
-    return found.st_size == int(index.lengths[row]) and found.st_mtime_ns == mtime_ns
+        return source.stat(index.key(row)) == (int(index.lengths[row]), mark)
+    except SourceError as problem:
+        if isinstance(problem, SourceChangedError) or isinstance(problem.__cause__, FileNotFoundError):
+            return False
+        raise
 
 
 def _is_same(source: Source, index: Index, row: int) -> bool:

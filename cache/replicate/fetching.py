@@ -17,7 +17,7 @@ from deeplink.cache.errors import MemberSilentError, SourceChangedError, StoreEr
 from deeplink.cache.pack.rebuild_shard import rebuild_shard
 from deeplink.cache.source.cap import CappedSource, SourceCap, TokenBucket
 from deeplink.cache.source.home import open_home
-from deeplink.cache.source.source import open_source
+from deeplink.cache.source.opening import open_source
 from deeplink.cache.transfer.fleet import Breaker
 from deeplink.cache.transfer.transport import call_member
 from deeplink.core.errors import DeepLinkError

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from deeplink.cache.source.source import Source
+from deeplink.cache.source.source import EVERYTHING, Source
 from deeplink.core import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from deeplink.cache.source.selection import Selection
     from deeplink.cache.source.source import Listing
     from deeplink.core.clock import Clock
     from deeplink.core.config import Config
@@ -96,7 +97,7 @@ class CappedSource(Source):
 
     def __init__(self, source: Source, cap: SourceCap) -> None:
         self._source, self._cap = source, cap
-        self.url, self.local = source.url, source.local
+        self.url, self.local, self.batched = source.url, source.local, source.batched
 
     @override
     def check(self) -> None:
@@ -104,14 +105,14 @@ class CappedSource(Source):
         self._source.check()
 
     @override
-    def listing(self) -> Listing:
+    def listing(self, wanted: Selection = EVERYTHING) -> Listing:
         self._cap.spend(0)
-        return self._source.listing()
+        return self._source.listing(wanted)
 
     @override
-    def mark(self, key: str) -> int:
+    def stat(self, key: str) -> tuple[int, int]:
         self._cap.spend(0)
-        return self._source.mark(key)
+        return self._source.stat(key)
 
     @override
     def read(self, key: str, size: int) -> bytes:
@@ -122,3 +123,10 @@ class CappedSource(Source):
     def read_range(self, key: str, start: int, length: int) -> bytes:
         self._cap.spend(length)
         return self._source.read_range(key, start, length)
+
+    @override
+    def read_many(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes]:
+        if not self.batched:
+            return super().read_many(names, sizes)
+        self._cap.spend(sum(sizes), requests=len(names))
+        return self._source.read_many(names, sizes)

@@ -5,20 +5,25 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from contextlib import closing
+from itertools import islice
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import click
 from typing_extensions import override
 
-from deeplink.cli.options import PlaceType, flag, json_and_progress, option, where_and_replicas
+from deeplink.cli.options import PlaceType, flag, grouped, json_and_progress, option, where_and_replicas
 from deeplink.cli.output import ShownProgress, print_json, warn
 from deeplink.core.clock import SystemClock
 from deeplink.core.text import counted, sized
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from deeplink.cache.pack.plan import PackPlan
     from deeplink.cache.pack.verifying import ReadBack
     from deeplink.cache.packer import PackResult
+    from deeplink.cache.source.selection import Selection
     from deeplink.cache.source.source import Listing
     from deeplink.cli.options import StoreOptions
     from deeplink.core.config import Config
@@ -26,16 +31,24 @@ if TYPE_CHECKING:
     from deeplink.ops.inventory import Copy, Holdings, ShardReport
 
 _SHOWN = 10
+_SHOWN_BAD = 100
+_LOOKED_AT = 1000
 _NAMED = 5
 _LEAST = 4 << 10
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 _PACK_EPILOG = """
 SOURCE is a folder or any fsspec URL (s3://bucket/prefix, gs://, http://, zip:// ...). Each file becomes a sample
-whose key is its path below SOURCE. NAME then points at the new version; jobs that read an older one go on with it.
+whose key is its path below SOURCE. Or it names tars, parquet or Arrow files, one or many by globs and braces
+(quote them): then what is in them becomes samples, a tar's files as WebDataset has them, a table's columns as the
+parts ROW.COLUMN of each row. NAME then points at the new version; jobs that read an older one go on with it.
 After an interruption the same command goes on where it stopped; with nothing changed it places missing copies.
 Onto several nodes a small dataset goes in small shards, so that each node gets at least about four, and the nodes
 read and pack their share themselves where they reach SOURCE as this one does.
+
+What version control and desktops leave behind (.git, .DS_Store ...) is left out, and said. A glob without a slash
+is compared with each name, one with a slash with the path below SOURCE. Files that cannot be packed are named all
+at once; with --skip-bad the others are packed.
 
 With --append the new version shares every shard whose files are as they were; files were added, changed or removed
 at SOURCE. With --home each shard and the index are kept on shared or object storage besides, whence a node that
@@ -48,6 +61,9 @@ Examples:
   deeplink pack /data/imagenet imagenet --members n0=10.0.0.1:7411,n1=10.0.0.2:7411 --replicas 2
   deeplink pack s3://bucket/tiles tiles --shard-size 64M
   deeplink pack 'zip://::/data/tiles.zip' tiles             the files in an archive
+  deeplink pack '/data/laion-{00000..00999}.tar' laion      the files in WebDataset's tars
+  deeplink pack '/data/c4/*.parquet' c4 --key id --columns text     a column of tables
+  deeplink pack /data/scans scans --include '*.dcm' --exclude drafts/ --skip-bad
   deeplink pack /data/imagenet imagenet --append            after files were added
   deeplink pack /data/imagenet imagenet --home s3://bucket/packed --verify
   deeplink pack /data/imagenet imagenet --dry-run           what it would come to
@@ -93,10 +109,72 @@ class _Size(click.ParamType[int]):
         return size
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What of SOURCE becomes samples."""
+
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+    default_excludes: bool
+    follow_links: bool
+    skip_bad: bool
+    replace: bool
+    key: str
+    columns: str
+
+    def url(self, source: str) -> str:
+        """Return the source with the columns of its tables."""
+        from deeplink.cache.source.opening import TABLES
+        from deeplink.cache.source.tables import TableColumns
+
+        columns = tuple(filter(None, self.columns.split(",")))
+        if (self.key or columns) and not TABLES.fullmatch(source):
+            raise click.UsageError("--key and --columns are for parquet and Arrow files")
+        return TableColumns(self.key, columns).url(source)
+
+    def selection(self) -> Selection:
+        """Return which files are wanted."""
+        from deeplink.cache.source.selection import Selection
+
+        return Selection(
+            include=self.include,
+            exclude=self.exclude,
+            default_excludes=self.default_excludes,
+            follow_links=self.follow_links,
+            skip_bad=self.skip_bad,
+        )
+
+
+source_options = grouped(
+    "chosen",
+    SourceOptions,
+    option(
+        "--include GLOB",
+        "Pack only what GLOB takes, files or folders with what is below; repeatable.",
+        multiple=True,
+    ),
+    option("--exclude GLOB", "Leave out files and folders that GLOB takes; repeatable.", multiple=True),
+    option(
+        "--no-default-excludes",
+        "Pack .git, .DS_Store and the like too.",
+        name="default_excludes",
+        is_flag=True,
+        flag_value=False,
+        default=True,
+    ),
+    flag("--follow-links", "Follow links out of SOURCE and links to folders."),
+    flag("--skip-bad", "Leave out files that cannot be packed, and name them."),
+    flag("--replace", "Let NAME, whose newest version is of another source, be of this one from now on."),
+    option("--key COLUMN", "Tables: the column with each row's key. [default: its number]", default=""),
+    option("--columns A,B", "Tables: the columns to pack. [default: all others]", default=""),
+)
+
+
 @click.command("pack", epilog=_PACK_EPILOG)
 @click.argument("source")
 @click.argument("name")
 @where_and_replicas
+@source_options
 @option("--shard-size", "Most bytes of samples in a shard. [default: config shard_bytes]", type=_Size())
 @flag("--append", "Share with the newest version the shards whose files are unchanged.")
 @option("--home URL", "Folder or URL to keep each shard and the index in besides.", default="")
@@ -108,6 +186,7 @@ def command(
     source: str,
     name: str,
     where: StoreOptions,
+    chosen: SourceOptions,
     shard_size: int | None,
     append: bool,
     home: str,
@@ -115,7 +194,7 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Pack a folder of small files into shards.
+    """Pack a folder of small files, or what is in tars and tables, into shards.
 
     The files below SOURCE become dataset NAME. Inside a Slurm allocation (`salloc -N4 deeplink
     pack ...`) the shards go onto the nodes' own SSDs; else to the configured members, or into this node's store.
@@ -129,21 +208,23 @@ def command(
     from deeplink.ops.pack_target import member_count
 
     config = where.config(shard_bytes=shard_size)
+    source, wanted = chosen.url(source), chosen.selection()
     checked_name(name)
     if where.here and where.members:
         raise click.UsageError("--here and --members exclude each other")
     if dry_run:
         count = member_count(config, local=where.local or 0, here=where.here)
-        planned = plan_pack(source, name, config=config, members=count, append=append)
+        planned = plan_pack(source, name, config=config, wanted=wanted, members=count, append=append)
         _say_plan(planned, source, name, as_json=as_json)
         return
-    check_pack(source, name, config=config, append=append, home=home)
+    check_pack(source, name, config=config, append=append, home=home, replace=chosen.replace)
     with where.target(config) as to:
         with ShownProgress("packing", "files") as progress:
             result = pack(
                 source,
                 name,
                 config=to.config,
+                wanted=wanted,
                 members=to.members,
                 token=to.token,
                 append=append,
@@ -161,6 +242,7 @@ def command(
         said = f"--replicas {where.replicas}: there can be {nodes} of each shard, one for each node"
         click.echo(said, err=True)
     _say_result(result, found, as_json=as_json)
+    _say_containers(index.key(row) for row in range(len(index)))
     if found is not None and found.problems:
         raise click.exceptions.Exit(1)
 
@@ -180,6 +262,9 @@ def _say_plan(planned: tuple[Listing, PackPlan, int], source: str, name: str, *,
                 "shards_there": there,
                 "first": listing.keys[0],
                 "last": listing.keys[-1],
+                "left_out": listing.left_out,
+                "skipped": listing.bad,
+                "skipped_count": listing.bad_count,
             }
         )
         return
@@ -192,6 +277,25 @@ def _say_plan(planned: tuple[Listing, PackPlan, int], source: str, name: str, *,
         click.echo(f"  {shard.stop - shard.start:>9,} files  {sized(shard.payload)}")
     if len(plan.shards) > _SHOWN:
         click.echo(f"  ... and {len(plan.shards) - _SHOWN} more")
+    _say_selection(listing.left_out, listing.bad, listing.bad_count)
+    _say_containers(listing.keys)
+
+
+def _say_selection(left_out: Mapping[str, int], bad: Mapping[str, str], bad_count: int) -> None:
+    if left_out:
+        counts = ", ".join(f"{glob} {count:,}" for glob, count in left_out.items())
+        click.echo(f"left out, files and folders: {counts}", err=True)
+    for problem in list(bad.values())[:_SHOWN_BAD]:
+        click.echo(f"skipped: {problem}", err=True)
+    if bad_count > _SHOWN_BAD:
+        click.echo(f"skipped: {bad_count - _SHOWN_BAD:,} more; --json names them", err=True)
+
+
+def _say_containers(keys: Iterable[str]) -> None:
+    """Say so where all files are of a kind that holds samples itself: it is hardly meant that each is one."""
+    kinds = {PurePosixPath(key).suffix for key in islice(keys, _LOOKED_AT)}
+    if len(kinds) == 1 and (suffix := kinds.pop()) in {".tar", ".parquet", ".arrow"}:
+        click.echo(f"each {suffix} file is one sample; SOURCE/'*{suffix}' packs what is in them", err=True)
 
 
 def _say_result(result: PackResult, found: ReadBack | None, *, as_json: bool) -> None:
@@ -208,6 +312,7 @@ def _say_result(result: PackResult, found: ReadBack | None, *, as_json: bool) ->
             f"{result.read_files:,} read in {result.seconds:.1f} s ({rate:,.0f} files/s)"
         )
         click.echo(f"version {result.version}")
+    _say_selection(result.left_out, result.skipped, result.skipped_count)
     counts = Counter(node for holders in result.placed.values() for node in holders)
     click.echo("shards per node: " + ", ".join(f"{node} {count}" for node, count in sorted(counts.items())))
     if result.short:

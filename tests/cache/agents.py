@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import random
+import tarfile
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,6 +42,17 @@ def write_tree(root: Path, files: Mapping[str, bytes]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     return root
+
+
+def make_tar(path: Path, files: Mapping[str, bytes]) -> Path:
+    """Write a tar that holds the files and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return path
 
 
 def config_below(root: Path, **settings: object) -> Config:

@@ -55,7 +55,7 @@ def epochs_of(sandbox: Sandbox, story: str) -> dict[tuple[str, int], list[tuple[
     return found
 
 
-@pytest.mark.parametrize(("story", "tasks"), [("one_node", 1), ("array", 8)])
+@pytest.mark.parametrize(("story", "tasks"), [("one_node", 1), ("array", 8), ("tars", 1), ("parquet", 1)])
 def test_jobs_of_one_node_read_the_source_in_their_first_epoch_only(
     cluster: Sandbox, story: str, tasks: int
 ) -> None:

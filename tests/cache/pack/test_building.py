@@ -10,7 +10,7 @@ import pytest
 from deeplink.cache.format import block
 from deeplink.cache.format.names import Names
 from deeplink.cache.pack.building import FileReader, ShardBuilder, build_shard
-from deeplink.cache.source.source import open_source
+from deeplink.cache.source.opening import open_source
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import SampleKey
 from tests.cache.agents import write_tree

@@ -20,7 +20,7 @@ from deeplink.cache.pack import packing_service
 from deeplink.cache.packer import PackProgress, PackResult, pack
 from deeplink.cache.reader import Reader
 from deeplink.cache.source.home import open_home
-from deeplink.cache.source.source import open_source
+from deeplink.cache.source.opening import open_source
 from deeplink.cache.store.store import Store
 from deeplink.core.types import NodeName
 from deeplink.rpc.channel import open_channel

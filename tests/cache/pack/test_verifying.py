@@ -8,7 +8,6 @@ import pytest
 
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import ShardCorruptError
-from deeplink.cache.pack import verifying
 from deeplink.cache.pack.verifying import ReadBack, verified, verify_copies
 from deeplink.cache.packer import PackResult, pack
 from deeplink.cache.store.store import Store

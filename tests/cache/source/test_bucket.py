@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deeplink.cache.source.cap import CappedSource, SourceCap, TokenBucket
-from deeplink.cache.source.source import open_source
+from deeplink.cache.source.opening import open_source
 from deeplink.core.clock import ManualClock
 
 if TYPE_CHECKING:

@@ -17,7 +17,9 @@ from deeplink.cache.format.names import Names
 from deeplink.cache.pack.building import FileReader
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
-from deeplink.cache.source.source import Listing, Source, open_source
+from deeplink.cache.source.opening import open_source
+from deeplink.cache.source.selection import Selection
+from deeplink.cache.source.source import EVERYTHING, Listing, Source
 from deeplink.core.clock import SystemClock
 from tests.waiting import LIMIT_S
 
@@ -59,12 +61,12 @@ class SlowSource(Source):
         return
 
     @override
-    def listing(self) -> Listing:
+    def listing(self, wanted: Selection = EVERYTHING) -> Listing:
         raise NotImplementedError
 
     @override
-    def mark(self, key: str) -> int:
-        return 1
+    def stat(self, key: str) -> tuple[int, int]:
+        return len(self._files[key]), 1
 
     @override
     def read(self, key: str, size: int) -> bytes:

@@ -17,7 +17,7 @@ from deeplink.cache.store.store import Store
 from deeplink.cli import main
 from deeplink.core.config import load_config
 from deeplink.core.types import format_members
-from tests.cache.agents import Agents, small_files, write_tree
+from tests.cache.agents import Agents, make_tar, small_files, write_tree
 from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
@@ -331,3 +331,53 @@ def test_a_home_that_cannot_be_used_is_said_before_anything_is_packed(
     assert ended.code == 1
     assert "nosuchkind" in ended.err
     assert not (tmp_path / "store").exists()
+
+
+def test_what_is_left_out_and_what_is_skipped_is_said(deeplink: Deeplink, source: Path) -> None:
+    (source / ".git").mkdir()
+    (source / ".git" / "config").write_text("x")
+    (source / "gone").symlink_to("nowhere")
+    (source / "also").symlink_to("nowhere")
+    refused = deeplink("pack", str(source), "digits")
+    assert refused.code == 2
+    assert "2 files cannot be packed" in refused.err
+    done = deeplink("pack", str(source), "digits", "--skip-bad")
+    assert done.code == 0
+    assert "left out, files and folders: .git 1" in done.err
+    assert done.err.count("skipped: ") == 2
+    facts = json.loads(
+        deeplink("pack", str(source), "digits", "--skip-bad", "--no-default-excludes", "--json").out
+    )
+    assert sorted(facts["skipped"]) == ["also", "gone"]
+    assert facts["left_out"] == {}
+    planned = deeplink("pack", str(source), "digits", "--skip-bad", "--include", ".git/", "--dry-run", "--json")
+    assert planned.code == 2
+    assert "left out" in planned.err
+
+
+def test_a_name_moves_to_another_source_only_where_that_is_asked_for(
+    deeplink: Deeplink, source: Path, tmp_path: Path
+) -> None:
+    other = write_tree(tmp_path / "other", {"a": b"1"})
+    assert deeplink("pack", str(source), "digits").code == 0
+    assert deeplink("pack", str(source), "digits").code == 0
+    refused = deeplink("pack", str(other), "digits")
+    assert refused.code == 2
+    assert f"packed from {source}" in refused.err
+    assert deeplink("pack", str(other), "digits", "--replace").code == 0
+    assert deeplink("pack", str(source), "digits").code == 2
+
+
+def test_a_folder_of_tars_is_packed_but_it_is_said_what_else_could_be_meant(
+    deeplink: Deeplink, tmp_path: Path
+) -> None:
+    digits = {f"{number}.bin": bytes([number]) for number in range(9)}
+    make_tar(tmp_path / "tars" / "a-0.tar", digits)
+    make_tar(tmp_path / "tars" / "a-1.tar", digits)
+    assert "each .tar file is one sample" in deeplink("pack", str(tmp_path / "tars"), "tars").err
+    done = deeplink("pack", str(tmp_path / "tars" / "a-{0..1}.tar"), "digits")
+    assert "digits: 18 files" in done.out
+    assert deeplink("pack", str(tmp_path / "tars"), "tars", "--key", "id").code == 2
+    with Reader.open("digits") as reader:
+        assert list(reader.index.keys())[12] == "a-1/3.bin"
+        assert [bytes(view) for view in reader.read([3, 12])] == [b"\3", b"\3"]

@@ -1,0 +1,221 @@
+"""Tars and tables as sources: what is in them is listed, read, and packed as files of a folder are."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from deeplink.cache.errors import SourceChangedError, SourceError
+from deeplink.cache.source.containers import expanded
+from deeplink.cache.source.opening import open_source
+from deeplink.cache.source.selection import Selection
+from deeplink.cache.source.tables import TableColumns
+from tests.cache.agents import make_tar
+
+Files = dict[str, bytes]
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Files:
+    rng, found = random.Random(4), {}  # noqa: S311 - test data
+    for number in range(3):
+        files = {
+            f"s{sample:03d}.{part}": rng.randbytes(rng.choice([0, 9, 5_000, 90_000]))
+            for sample in range(30)
+            for part in ("jpg", "cls")
+        }
+        make_tar(tmp_path / "tars" / f"x-{number:03d}.tar", {f"./{name}": data for name, data in files.items()})
+        found.update({f"x-{number:03d}/{name}": data for name, data in files.items()})
+    make_tar(tmp_path / "tars" / "deeper" / "x-000.tar", {"not/this": b"x"})
+    return found
+
+
+def compare(url: str, files: Files, **wanted: Any) -> None:
+    """List a source and read all of it, also by another object that has listed nothing, in another order."""
+    listing = open_source(url).listing(Selection(**wanted))
+    keys = sorted(files, key=str.encode)
+    assert list(listing.keys) == keys
+    assert listing.sizes.tolist() == [len(files[key]) for key in keys]
+    reading = open_source(url)
+    back = keys[::-1]
+    assert reading.read_many(back, [len(files[key]) for key in back]) == [files[key] for key in back]
+    for key in keys[:: max(len(keys) // 7, 1)]:
+        assert reading.read(key, len(files[key])) == files[key]
+        assert (
+            reading.read_range(key, len(files[key]) // 2, 1 if files[key] else 0)
+            == (files[key][len(files[key]) // 2 :][:1])
+        )
+        assert reading.stat(key)[0] == len(files[key])
+
+
+@pytest.mark.parametrize("names", ["x-*.tar", "x-{000..002}.tar", "{x,y}-*.tar", "x-00[0-2].tar"])
+def test_members_of_tars_are_samples(tmp_path: Path, tars: Files, names: str) -> None:
+    compare(f"{tmp_path}/tars/{names}", tars)
+
+
+def test_tars_of_a_url_are_read_by_ranges(tmp_path: Path, tars: Files) -> None:
+    memory = fsspec.filesystem("memory")
+    for path in (tmp_path / "tars").glob("*.tar"):
+        memory.pipe_file(f"/bucket/tars/{path.name}", path.read_bytes())
+    for names in ("x-{000..002}.tar", "*.tar"):
+        compare(f"memory://bucket/tars/{names}", tars)
+    memory.rm("/bucket", recursive=True)
+
+
+def test_one_tar_and_a_part_of_it(tmp_path: Path, tars: Files) -> None:
+    url = f"{tmp_path}/tars/x-001.tar"
+    compare(url, {key: data for key, data in tars.items() if key.startswith("x-001/")})
+    some = {key: data for key, data in tars.items() if key.startswith("x-001/") and key.endswith(".cls")}
+    compare(url, some, include=("*.cls",))
+
+
+def test_links_within_a_tar_and_what_is_bad_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as archive:
+        for name, kind, target in (
+            ("one", tarfile.REGTYPE, ""),
+            ("hard", tarfile.LNKTYPE, "one"),
+            ("soft", tarfile.SYMTYPE, "one"),
+            ("one", tarfile.REGTYPE, ""),
+        ):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = kind, target
+            entry.size = 3 if kind == tarfile.REGTYPE else 0
+            archive.addfile(entry, io.BytesIO(b"abc"))
+    with pytest.raises(SourceError, match="2 files cannot be packed") as refused:
+        open_source(str(path)).listing()
+    assert "twice" in str(refused.value)
+    assert "soft" in str(refused.value)
+    compare(str(path), {"a/one": b"abc", "a/hard": b"abc"}, skip_bad=True)
+
+
+def test_a_tar_that_is_none_or_is_compressed_is_said(tmp_path: Path, tars: Files) -> None:
+    (tmp_path / "tars" / "x-003.tar").write_bytes(b"no tar at all" * 100)
+    make_tar(tmp_path / "tars" / "x-004.tar", {"long": bytes(9000)})
+    whole = (tmp_path / "tars" / "x-004.tar").read_bytes()
+    (tmp_path / "tars" / "x-004.tar").write_bytes(whole[:5000])
+    with pytest.raises(SourceError, match="2 files cannot be packed") as refused:
+        open_source(f"{tmp_path}/tars/x-*.tar").listing()
+    assert "'x-003.tar' is no tar" in str(refused.value)
+    assert "x-004.tar" in str(refused.value)
+    with pytest.raises(SourceError, match="compressed"):
+        open_source(f"{tmp_path}/tars/x-000.tar.gz")
+
+
+def test_a_tar_written_again_is_looked_through_again(tmp_path: Path) -> None:
+    path = make_tar(tmp_path / "a.tar", {"one": b"1", "two": b"22"})
+    origin = open_source(str(path))
+    listing = origin.listing()
+    assert origin.read("a/two", 2) == b"22"
+    make_tar(path, {"before": bytes(5000), "two": b"33"})
+    assert origin.read("a/two", 2) == b"33"
+    assert origin.stat("a/two")[1] != int(listing.marks[1])
+    with pytest.raises(SourceChangedError, match="does not hold it"):
+        origin.read("a/one", 1)
+    with pytest.raises(SourceError, match="no file of the source"):
+        origin.read("a", 1)
+
+
+def rows(count: int = 40) -> list[dict[str, Any]]:
+    rng = random.Random(7)  # noqa: S311 - test data
+    return [
+        {
+            "id": f"k{row * 7 % count:03d}",
+            "image": {"bytes": rng.randbytes(100 + row), "path": None},
+            "label": row,
+            "box": [float(row), 0.5],
+            "text": None if row % 2 else "é" * row,
+        }
+        for row in range(count)
+    ]
+
+
+def as_bytes(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    return bytes(value["bytes"]) if isinstance(value, dict) else json.dumps(value, separators=(",", ":")).encode()
+
+
+def parts(table: list[dict[str, Any]], columns: list[str], key: str = "") -> Files:
+    found = {}
+    for number, row in enumerate(table):
+        for column in columns:
+            value = row[column]
+            if value is not None:
+                stem = row[key] if key else f"{number:08d}"
+                found[f"t/{stem}.{column}"] = as_bytes(value)
+    return found
+
+
+def write_table(path: Path, table: list[dict[str, Any]]) -> Path:
+    data = pa.Table.from_pylist(table)
+    if path.suffix == ".parquet":
+        pq.write_table(data, path, row_group_size=7)
+        return path
+    new = pa.ipc.new_stream if path.suffix == ".arrow" else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as file, new(file, data.schema) as writer:
+        writer.write_table(data, max_chunksize=9)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
+def test_rows_of_tables_are_samples_and_columns_their_parts(tmp_path: Path, suffix: str) -> None:
+    table = rows()
+    url = str(write_table(tmp_path / f"t.{suffix}", table))
+    compare(url, parts(table, ["id", "image", "label", "box", "text"]))
+    keyed = TableColumns("id", ("image", "label")).url(url)
+    compare(keyed, parts(table, ["image", "label"], "id"))
+    compare(TableColumns("id").url(url), parts(table, ["image", "label", "box", "text"], "id"))
+
+
+def test_what_is_wrong_with_a_table_is_said(tmp_path: Path) -> None:
+    url = str(write_table(tmp_path / "t.parquet", rows()))
+    for wanted, said in (
+        (TableColumns("no", ()), "no column 'no'"),
+        (TableColumns("", ("picture",)), "no column 'picture'"),
+        (TableColumns("box", ("image",)), None),
+    ):
+        if said:
+            with pytest.raises(SourceError, match=said) as refused:
+                open_source(wanted.url(url)).listing()
+            assert "id, image, label" in refused.value.remedy
+    with pytest.raises(SourceError, match="is not key=COLUMN"):
+        open_source(f"{url}#colour=red")
+    twice = [{"id": "same", "label": 1}, {"id": "same", "label": 2}]
+    with pytest.raises(SourceError, match="twice"):
+        open_source(f"{write_table(tmp_path / 'twice.parquet', twice)}#key=id").listing()
+    (tmp_path / "none.parquet").write_bytes(b"nothing of the kind")
+    with pytest.raises(SourceError, match=r"'none.parquet' cannot be read"):
+        open_source(f"{tmp_path}/none.parquet").listing()
+    paths = [{"image": {"bytes": None, "path": "/somewhere.jpg"}}]
+    with pytest.raises(SourceError, match="paths of files, not their bytes"):
+        open_source(str(write_table(tmp_path / "paths.parquet", paths))).listing()
+
+
+def test_braces_are_those_of_the_shell() -> None:
+    assert expanded("{2..0}{a,b}") == ["2a", "2b", "1a", "1b", "0a", "0b"]
+    assert expanded("{9..10}") == ["9", "10"]
+    assert expanded("{x}") == ["{x}"]
+    with pytest.raises(SourceError, match="more than 1,000,000 files"):
+        expanded("{0..999}{0..999}{0..9}")
+
+
+@pytest.mark.parametrize("names", ["**/x.tar", "{a/b,c}/x.tar"])
+def test_files_that_lie_at_different_depths_are_refused(tmp_path: Path, names: str) -> None:
+    with pytest.raises(SourceError, match="equally deep"):
+        open_source(f"{tmp_path}/{names}")
+
+
+def test_a_folder_called_like_a_tar_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").mkdir()
+    (tmp_path / "a.tar" / "x").write_bytes(b"1")
+    assert list(open_source(str(tmp_path / "a.tar")).listing().keys) == ["x"]
