@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.cache.catalog import Catalog, PackRecord, checked_name
-from deeplink.cache.errors import CatalogError, DatasetMissingError, IndexFormatError, SourceError
+from deeplink.cache.errors import CatalogError, DatasetMissingError, HomeError, IndexFormatError, SourceError
 from deeplink.cache.membership import node_name
 from deeplink.cache.pack.distributed_pack import (
     DistributedPack,
@@ -23,12 +23,12 @@ from deeplink.cache.pack.distributed_pack import (
 from deeplink.cache.pack.plan import cannot_append, planned_job
 from deeplink.cache.pack.shard_pipeline import Placer, ShardPipeline, staging
 from deeplink.cache.replicate.budget import keep_to_budget
-from deeplink.cache.source.home import open_home
+from deeplink.cache.source.home import FileAccess, open_home
 from deeplink.cache.source.opening import open_source
 from deeplink.cache.source.selection import Selection
 from deeplink.cache.store.store import Store
 from deeplink.core.clock import Clock, SystemClock
-from deeplink.core.types import ShardId, format_members
+from deeplink.core.types import format_members
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from deeplink.cache.format.names import Names
     from deeplink.cache.pack.building import Piece
     from deeplink.cache.pack.plan import PackJob, PackPlan
+    from deeplink.cache.source.home import PackedHome
     from deeplink.cache.source.source import Listing, Source
     from deeplink.core.config import Config
-    from deeplink.core.types import Member, NodeName, Version
+    from deeplink.core.types import Member, NodeName, ShardId, Version
 
 
 USUAL = Selection()
@@ -78,6 +79,10 @@ class PackResult:
     left_out: Mapping[str, int]  # per glob the files and folders of the source that it left out
     skipped: Mapping[str, str]  # files that cannot be packed and were skipped, and why; the first 10,000
     skipped_count: int
+    home: str = ""  # where the shards are kept besides; empty for nowhere
+    home_bytes: int = 0  # of the shards that are there
+    home_lacks: int = 0  # shards that are not, of a home that was wanted
+    home_problem: str = ""  # why
 
 
 @dataclass(slots=True)
@@ -146,7 +151,7 @@ def check_pack(
             exit_code=2,
         )
     if home:
-        open_home(home).has(ShardId("0" * 40), 0)
+        open_home(home).check_writable()
 
 
 def _packed_source(catalog: Catalog, name: str) -> str:
@@ -175,12 +180,13 @@ def pack(
     Shards have at most `config.shard_bytes` of samples, and less where several members are to share few (see
     `plan.shard_size`). While no file changes they stay as they are, unless they are larger than that or too few.
     Members pack their share themselves (see `distributed_pack`); what none of them can pack, this process packs.
+    A `home` that cannot be used, or takes no more, ends no pack: the result says what it lacks, and why.
     """
     clock = clock or SystemClock()
     began = clock.monotonic()
     checked_name(name)
     origin, catalog, store = open_source(source), Catalog(config.catalog), Store(config.store)
-    kept_at = open_home(home) if home else None
+    kept_at = open_home(home, FileAccess.as_of(origin.url, local=origin.local)) if home else None
     catalog.check_writable(name)
     job = planned_job(origin, catalog, name, config, wanted=wanted, members=len(members), append=append)
     planned = PackProgress(
@@ -221,10 +227,15 @@ def pack(
             shards=planned.total_shards,
             packed_unix=clock.unix(),
         )
-        version = catalog.publish(name, job.content(work.pieces, home), record)
+        lacking, why = _lacking(kept_at, work.pieces)
+        at_home = {piece.id: piece.bytes for piece in work.pieces.values() if piece.id not in lacking}
+        version = catalog.publish(name, job.content(work.pieces, home if at_home else ""), record)
         job.keep_marks(catalog.path(name, version))
-        if kept_at is not None:
-            kept_at.put_index(name, version, catalog.path(name, version))
+        if kept_at is not None and not lacking:
+            try:
+                kept_at.put_index(name, version, catalog.path(name, version))
+            except HomeError as problem:
+                why = str(problem)
         placed = {piece.id: placer.holders(piece.id, piece.bytes) for piece in work.pieces.values()}
     return PackResult(
         name=name,
@@ -240,7 +251,23 @@ def pack(
         left_out=job.listing.left_out,
         skipped=job.listing.bad,
         skipped_count=job.listing.bad_count,
+        home=home if at_home else "",
+        home_bytes=sum(at_home.values()),
+        home_lacks=len(lacking) if home else 0,
+        home_problem=line.home_problem or why,  # that of a member is in its log
     )
+
+
+def _lacking(home: PackedHome | None, pieces: Mapping[int, Piece]) -> tuple[set[ShardId], str]:
+    """Return the shards that a home has not, and what is in the way; without a home all of them."""
+    everything = {piece.id: piece.bytes for piece in pieces.values()}
+    if home is None:
+        return set(everything), ""
+    try:
+        lacking = set(home.lacking(list(everything.items())))
+    except HomeError as problem:
+        return set(everything), str(problem)
+    return lacking, "a member could not write there" if lacking else ""
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from deeplink.cache.membership import configured_members, members_token, node_na
 from deeplink.cache.read.batch import Arenas, Batch
 from deeplink.cache.read.local import LocalReader
 from deeplink.cache.replicate.budget import keep_to_budget
-from deeplink.cache.replicate.fetching import Healer, WantedShard
+from deeplink.cache.replicate.fetching import HOME, SOURCE, Healer, WantedShard
 from deeplink.cache.source.cap import CappedSource, SourceCap, TokenBucket
 from deeplink.cache.source.home import open_home
 from deeplink.cache.source.opening import open_source
@@ -45,7 +45,7 @@ from deeplink.core.mounts import slowness
 from deeplink.rpc.tokens import read_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from deeplink.cache.format.index import Index
     from deeplink.cache.source.home import PackedHome
@@ -75,7 +75,9 @@ class ReadStats:
     local_bytes: int = 0
     peer_samples: int = 0  # from other members
     peer_bytes: int = 0
-    source_samples: int = 0  # from the source, or the packed home
+    home_samples: int = 0  # from the packed home
+    home_bytes: int = 0
+    source_samples: int = 0  # from the source
     source_bytes: int = 0
     failures: int = 0  # tries that failed: a damaged shard, a silent member, wrong bytes
     healed: int = 0  # samples that a try failed for and that were served all the same
@@ -122,6 +124,7 @@ class ReadTotals:
         counts = {
             process_metrics.LOCAL_SAMPLES: found.local_samples,
             process_metrics.PEER_SAMPLES: found.peer_samples,
+            process_metrics.HOME_SAMPLES: found.home_samples,
             process_metrics.SOURCE_SAMPLES: found.source_samples,
         }
         return {name: float(count) for name, count in counts.items()} if any(counts.values()) else {}
@@ -132,8 +135,7 @@ class Fallen:
     """Samples that were read from home or source, and per position that neither gave, why."""
 
     problems: dict[int, list[str]]
-    samples: int
-    bytes: int
+    counts: Mapping[str, int]  # for fields of `ReadStats`
 
 
 class Fallback:
@@ -165,20 +167,25 @@ class Fallback:
                 wait(calls)
         else:
             tried = [self._read(int(rows[p]), batch[p]) for p in wanted]
-        problems = {position: why for position, why in zip(wanted, tried, strict=True) if why is not None}
-        size = sum(len(batch[position]) for position in wanted if position not in problems)
-        return Fallen(problems, len(wanted) - len(problems), size)
+        problems = {position: why for position, why in zip(wanted, tried, strict=True) if not isinstance(why, str)}
+        counts: Counter[str] = Counter()
+        for position, place in zip(wanted, tried, strict=True):
+            if isinstance(place, str):
+                counts[f"{place}_samples"] += 1
+                counts[f"{place}_bytes"] += len(batch[position])
+        return Fallen(problems, counts)
 
-    def _read(self, row: int, into: memoryview) -> list[str] | None:
-        """Read one sample; return why that was not possible, None where it was."""
+    def _read(self, row: int, into: memoryview) -> str | list[str]:
+        """Read one sample; return where it was, or why no place gave it."""
         problems: list[str] = []
-        for read in (self._from_home, self._from_source) if self._index.home else (self._from_source,):
+        ways = {HOME: self._from_home} if self._index.home else {}
+        for place, read in {**ways, SOURCE: self._from_source}.items():
             try:
                 read(row, into)
             except DeepLinkError as problem:
                 problems.append(str(problem))
             else:
-                return None
+                return place
         return problems
 
     def _from_home(self, row: int, into: memoryview) -> None:
@@ -373,14 +380,14 @@ class Reader:
         For these, members that failed a moment ago are asked after all, and this node's store is looked at again.
         """
         fallen = own.fallback.fill(rows, outcome.missing, batch)
-        own.tally.count(source_samples=fallen.samples, source_bytes=fallen.bytes, failures=len(fallen.problems))
+        own.tally.count(**fallen.counts, failures=len(fallen.problems))
         if own.fills:  # the next epoch is to find them here
             self._bring(own, rows, [p for p in outcome.missing.tolist() if p not in fallen.problems])
-        if fallen.samples:
+        if fallen.counts:
             why = "; ".join(sorted({text for texts in outcome.problems.values() for text in texts}))
-            log.info(
-                "%d samples came from home or source: %s", fallen.samples, why or "no member holds their shards"
-            )
+            home, source = fallen.counts.get("home_samples", 0), fallen.counts.get("source_samples", 0)
+            said = "%d samples came from the home and %d from the source: %s"
+            log.info(said, home, source, why or "no member holds their shards")
         if not fallen.problems:
             return set()
         lost, lengths = np.array(sorted(fallen.problems), np.int64), self.index.lengths

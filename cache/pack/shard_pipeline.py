@@ -14,6 +14,7 @@ import numpy as np
 
 from deeplink.cache import membership
 from deeplink.cache.errors import (
+    HomeError,
     MemberError,
     PackRunningError,
     PlacementError,
@@ -266,9 +267,11 @@ class ShardPipeline:
         """Read `origin`, make drafts in `stage`, which lies on the file system of `store`, this node's own.
 
         Each shard goes where `placer` brings it and, unless None, to `home`; `done` counts files and bytes read.
+        A home that takes no more is left alone from then on; `home_problem` says why.
         """
         self.origin, self.stage, self.placer = origin, stage, placer
         self._store, self._home, self._done = store, home, done
+        self.home_problem = ""
         self._reader = FileReader(origin, clock)
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="deeplink-pack")
 
@@ -295,8 +298,7 @@ class ShardPipeline:
             with self._store.room_for(size):
                 draft = self.stage.draft(number)
                 piece = builder.write(draft)
-                if self._home is not None:
-                    self._home.put(piece.id, draft)
+                self._keep_at_home(piece, draft)
                 self.placer.place(piece.id, draft)
             self.stage.note(number, piece)
         except OSError as problem:
@@ -308,8 +310,7 @@ class ShardPipeline:
     def keep(self, number: int, piece: Piece) -> bool:
         """Give a shard that was packed before the copies it lacks. False: no whole one is left."""
         self.placer.needed.add(piece.id)
-        at_home = self._home is None or self._home.has(piece.id, piece.bytes)
-        if at_home and self.placer.is_placed(piece.id, piece.bytes):
+        if self._is_at_home(piece) and self.placer.is_placed(piece.id, piece.bytes):
             return True
         is_here = self._store.has_whole(piece.id, piece.bytes)
         with contextlib.nullcontext() if is_here else self._store.room_for(piece.bytes):
@@ -319,10 +320,29 @@ class ShardPipeline:
                     return False
             except OSError as problem:
                 self._store.raise_as_store_error(problem, piece.bytes)
-            if self._home is not None:
-                self._home.put(piece.id, draft)
+            self._keep_at_home(piece, draft)
             self.placer.place(piece.id, draft)
         return True
+
+    def _keep_at_home(self, piece: Piece, draft: Path) -> None:
+        if self._home is not None:
+            try:
+                self._home.put(piece.id, draft)
+            except HomeError as problem:
+                self._give_up_home(problem)
+
+    def _is_at_home(self, piece: Piece) -> bool:
+        """Tell whether the home has a shard, or is none any more."""
+        try:
+            return self._home is None or self._home.has(piece.id, piece.bytes)
+        except HomeError as problem:
+            self._give_up_home(problem)
+            return True
+
+    def _give_up_home(self, problem: HomeError) -> None:
+        """Go on without the home: it is one more copy, and no reason to end a pack."""
+        log.warning("packing goes on without the home: %s", problem)
+        self._home, self.home_problem = None, str(problem)
 
     def _fetched(self, piece: Piece, draft: Path) -> bool:
         """Write a whole copy of a shard to `draft`. False: there is none."""
@@ -343,10 +363,13 @@ class ShardPipeline:
         return False
 
     def _from_home(self, piece: Piece, draft: Path) -> bool:
-        home = self._home
-        if home is None or not home.has(piece.id, piece.bytes):
+        if self._home is None or not self._is_at_home(piece):
             return False
-        with draft.open("wb") as file:
-            for chunk in home.fetch(piece.id, piece.bytes):
-                file.write(chunk)
+        try:
+            with draft.open("wb") as file:
+                for chunk in self._home.fetch(piece.id, piece.bytes):
+                    file.write(chunk)
+        except HomeError as problem:
+            self._give_up_home(problem)
+            return False
         return True

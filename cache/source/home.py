@@ -7,25 +7,82 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import uuid
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
 
 from deeplink.cache.errors import HomeError
+from deeplink.cache.format import block
 from deeplink.cache.format.block import checked_shard_id
 from deeplink.core.publish import DRAFT_PREFIX, published_file
+from deeplink.core.types import ShardId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from deeplink.core.types import ShardId, Version
+    from deeplink.core.types import Version
 
 _CHUNK = 4 << 20
+_ASKED_AT_ONCE = 16
+_NO_SHARD = ShardId("0" * 40)
 _WHOLE_AT_ONCE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci", "memory"}
 """Kinds where a file appears when it is complete: no rename is needed, which would cost a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileAccess:
+    """Who may read the files of a home that lies in a folder."""
+
+    mode: int = 0o644
+    group: int = -1  # its number; -1: that of whoever writes the file
+
+    @classmethod
+    def as_of(cls, source: str, *, local: bool) -> FileAccess:
+        """Return the access that a source's own folder gives; its owner's alone where it is no folder here.
+
+        The folders that lead there count, the files below it do not.
+        """
+        if not local:
+            return cls(0o600)
+        folder = Path(source)
+        try:
+            here, *above = (path.stat() for path in (folder, *folder.parents))
+        except OSError:
+            return cls(0o600)
+        if all(one.st_mode & bits == bits for one, bits in [(here, 0o005), *((one, 0o001) for one in above)]):
+            return cls(0o644)
+        ways = [one.st_mode & 0o001 or (one.st_mode & 0o010 and one.st_gid == here.st_gid) for one in above]
+        is_for_group = here.st_mode & 0o040 and here.st_mode & 0o010 and all(ways)
+        return cls(0o640, here.st_gid) if is_for_group else cls(0o600)
+
+
+def home_beside(catalog: Path) -> str:
+    """Return where the home of a catalog is unless another one is named: in a folder beside it."""
+    return f"{catalog.absolute()}.home"
+
+
+def make_home_beside(catalog: Path) -> None:
+    """Make that home, which whoever may write to the catalog may then write to.
+
+    Raises HomeError where nothing can be written there.
+    """
+    folder = Path(home_beside(catalog))
+    try:
+        if catalog.is_dir() and not folder.exists():
+            facts = catalog.stat()
+            folder.mkdir()
+            with suppress(PermissionError):  # of a group that this user is not in
+                os.chown(folder, -1, facts.st_gid)
+            folder.chmod(facts.st_mode & 0o3777)
+    except OSError as problem:
+        raise HomeError(str(folder), problem.strerror or str(problem)) from problem
+    open_home(str(folder)).check_writable()
 
 
 class PackedHome(Protocol):
@@ -36,6 +93,16 @@ class PackedHome(Protocol):
     def has(self, shard: ShardId, size: int) -> bool:
         """Tell whether a shard of so many bytes is there."""
         return self._size(_file_of(shard)) == size
+
+    def lacking(self, shards: Sequence[tuple[ShardId, int]]) -> list[ShardId]:
+        """Return which of some shards, each with its bytes, are not there."""
+        with ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="deeplink-home") as pool:
+            there = list(pool.map(lambda one: self.has(*one), shards))
+        return [shard for (shard, _), is_there in zip(shards, there, strict=True) if not is_there]
+
+    def check_writable(self) -> None:
+        """Find out whether it can be used at all; a folder is made, and written to, where it is one."""
+        self.has(_NO_SHARD, 0)
 
     def put(self, shard: ShardId, path: Path) -> bool:
         """Keep the sealed file at `path` as a shard. False: it was there."""
@@ -53,6 +120,14 @@ class PackedHome(Protocol):
             yield chunk
         if came != size:
             raise HomeError(self.url, f"shard {shard} has {came:,} bytes there instead of {size:,}")
+
+    def verify(self, shard: ShardId) -> None:
+        """Read a shard whole and compare it with its name. Raises ShardCorruptError where it differs."""
+        with tempfile.TemporaryFile() as file:
+            for chunk in self._chunks(_file_of(shard)):
+                file.write(chunk)
+            file.flush()
+            block.verify_shard(file.fileno(), shard)
 
     def fetch_range(self, shard: ShardId, start: int, length: int) -> bytes:
         """Return a part of a shard's file; the caller verifies it."""
@@ -80,19 +155,45 @@ def _file_of(shard: ShardId) -> str:
     return f"{checked_shard_id(shard)}.mdb"
 
 
-def open_home(url: str) -> PackedHome:
-    """Return the home a folder or an fsspec URL names; nothing is looked at yet."""
-    if "://" not in url:
-        return FolderHome(url)
-    return FolderHome(url.removeprefix("file://")) if url.startswith("file://") else RemoteHome(url)
+def open_home(url: str, access: FileAccess | None = None) -> PackedHome:
+    """Return the home a folder or an fsspec URL names; nothing is looked at yet.
+
+    `access` is that of files that are put into a folder; behind a URL the storage's own rules hold.
+    """
+    if "://" in url and not url.startswith("file://"):
+        return RemoteHome(url)
+    return FolderHome(url.removeprefix("file://"), access)
 
 
 class FolderHome(PackedHome):
     """A home in a folder of a file system, usually one that all nodes share."""
 
-    def __init__(self, path: str) -> None:
-        self._root = Path(path).absolute()
+    def __init__(self, path: str, access: FileAccess | None = None) -> None:
+        self._root, self._access = Path(path).absolute(), access or FileAccess()
         self.url = str(self._root)
+
+    @override
+    def check_writable(self) -> None:
+        with self._errors():
+            self._root.mkdir(parents=True, exist_ok=True)
+            draft = self._root / f"{DRAFT_PREFIX}{uuid.uuid4().hex}"
+            draft.touch()  # not access(2): root squashing, quotas and read-only mounts are beyond it
+            draft.unlink()
+
+    @override
+    def verify(self, shard: ShardId) -> None:
+        with self._errors(), block.opened(self._root / _file_of(shard)) as descriptor:
+            block.verify_shard(descriptor, shard)
+
+    def remove(self, shard: ShardId) -> None:
+        """Take a shard away, if it is there."""
+        with self._errors():
+            (self._root / _file_of(shard)).unlink(missing_ok=True)
+
+    def remove_index(self, name: str, version: Version) -> None:
+        """Take the index of a version away, if it is there."""
+        with self._errors():
+            (self._root / name / f"{version}.arrow").unlink(missing_ok=True)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -114,8 +215,19 @@ class FolderHome(PackedHome):
         final = self._root / name
         with self._errors():
             final.parent.mkdir(parents=True, exist_ok=True)
-            with published_file(final, mode=0o644) as draft:
+            with published_file(final) as draft:
+                draft.touch(0o600)
                 shutil.copyfile(path, draft)
+                self._admit(draft)
+
+    def _admit(self, draft: Path) -> None:
+        mode = self._access.mode
+        if self._access.group != -1 and draft.stat().st_gid != self._access.group:
+            try:
+                os.chown(draft, -1, self._access.group)
+            except PermissionError:  # of a group that this user is not in: nobody else's, then
+                mode = 0o600
+        draft.chmod(mode)
 
     @override
     def _chunks(self, name: str) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from deeplink.cli.options import dataset_named, flag, json_and_progress, json_option, members_option, option
-from deeplink.cli.output import ShownProgress, moment, print_facts, print_json
+from deeplink.cli.output import ShownProgress, moment, print_facts, print_json, warn
 from deeplink.core.clock import SystemClock
 from deeplink.core.config import load_config
 from deeplink.core.errors import DeepLinkError
@@ -262,7 +262,8 @@ def _lost(catalog: Catalog, dataset: str, *, named: bool) -> tuple[str, Version 
     epilog="""
 Who reads the version reads on. The file stays in the catalog under a hidden name for a week, because on a network
 file system a job on another node would be killed if it were gone; --now frees its space at once. Shards stay where
-they are (`deeplink evict` drops those that nothing needs).
+they are on the nodes (`deeplink evict` drops those that nothing needs). From the packed home beside the catalog
+those go that no other version has; another home is left as it is.
 
 \b
 Examples:
@@ -276,14 +277,26 @@ Examples:
 @json_option()
 def remove(*, dataset: str, now: bool, dry_run: bool, as_json: bool) -> None:
     """Take a version out of the catalog; not the newest, unless it is the only one."""
+    from deeplink.ops.packed_home import orphans, remove_at_home
+
     if "@" not in dataset:
         raise click.UsageError("name the version: NAME@VERSION")
     catalog = _catalog()
     name, version = _found(catalog, dataset)
     catalog.check_removable(name, version)
+    home, gone = "", list[str]()
+    try:
+        home, gone = orphans(catalog, name, version)
+    except DeepLinkError as problem:  # a damaged index can be removed, too
+        warn(f"what it has in its packed home stays there: {problem}")
     if not dry_run:
         catalog.remove(name, version, now=now)
+        if home:
+            remove_at_home(home, name, version, gone)
     if as_json:
-        print_json({"name": name, "version": version, "removed": not dry_run})
+        print_json({"name": name, "version": version, "removed": not dry_run, "home_shards": len(gone)})
     else:
-        click.echo(f"{name}@{version} {'would be' if dry_run else 'is'} removed from the catalog")
+        be = "would be" if dry_run else "is"
+        click.echo(f"{name}@{version} {be} removed from the catalog")
+        if gone:
+            click.echo(f"{counted(len(gone), 'shard')} that no other version has {be} removed from {home}")

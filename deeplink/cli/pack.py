@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from deeplink.core.config import Config
     from deeplink.fs.library import PathEntry
     from deeplink.ops.inventory import Copy, Holdings, ShardReport
+    from deeplink.ops.packed_home import HomeChoice
 
 _SHOWN = 10
 _SHOWN_BAD = 100
@@ -51,8 +52,12 @@ is compared with each name, one with a slash with the path below SOURCE. Files t
 at once; with --skip-bad the others are packed.
 
 With --append the new version shares every shard whose files are as they were; files were added, changed or removed
-at SOURCE. With --home each shard and the index are kept on shared or object storage besides, whence a node that
-lost its SSD gets them back. --verify reads every copy back from the disk it lies on.
+at SOURCE. --verify reads every copy back from the disk it lies on.
+
+The packed home keeps each shard and the index once more on storage that all nodes reach. A node that never had the
+data, or lost its SSD, then reads a few large files there in place of the many small ones. Where nodes share the
+catalog (its file system is nfs, lustre, ... or the pack is in a Slurm job or onto agents of other hosts) the home
+is the folder CATALOG.home beside it; it takes as much room there as the shards do. --no-home leaves it out.
 
 \b
 Examples:
@@ -118,6 +123,7 @@ class SourceOptions:
     default_excludes: bool
     follow_links: bool
     skip_bad: bool
+    append: bool
     replace: bool
     key: str
     columns: str
@@ -164,6 +170,7 @@ source_options = grouped(
     ),
     flag("--follow-links", "Follow links out of SOURCE and links to folders."),
     flag("--skip-bad", "Leave out files that cannot be packed, and name them."),
+    flag("--append", "Share with the newest version the shards whose files are unchanged."),
     flag("--replace", "Let NAME, whose newest version is of another source, be of this one from now on."),
     option("--key COLUMN", "Tables: the column with each row's key. [default: its number]", default=""),
     option("--columns A,B", "Tables: the columns to pack. [default: all others]", default=""),
@@ -176,8 +183,8 @@ source_options = grouped(
 @where_and_replicas
 @source_options
 @option("--shard-size", "Most bytes of samples in a shard. [default: config shard_bytes]", type=_Size())
-@flag("--append", "Share with the newest version the shards whose files are unchanged.")
-@option("--home URL", "Folder or URL to keep each shard and the index in besides.", default="")
+@option("--home URL", "Folder or URL of the packed home. [default: config home]", default="")
+@flag("--no-home", "Keep no packed home: nodes without the shards read the small files again.")
 @flag("--verify", "Then read every copy back where it lies, and compare its bytes.")
 @flag("--dry-run", "List the source and say what would be packed; write nothing.")
 @json_and_progress
@@ -188,8 +195,8 @@ def command(
     where: StoreOptions,
     chosen: SourceOptions,
     shard_size: int | None,
-    append: bool,
     home: str,
+    no_home: bool,
     verify: bool,
     dry_run: bool,
     as_json: bool,
@@ -206,19 +213,32 @@ def command(
     from deeplink.cache.store.store import Store
     from deeplink.ops.inventory import note_placed
     from deeplink.ops.pack_target import member_count
+    from deeplink.ops.packed_home import NONE, chosen_home
 
     config = where.config(shard_bytes=shard_size)
     source, wanted = chosen.url(source), chosen.selection()
     checked_name(name)
     if where.here and where.members:
         raise click.UsageError("--here and --members exclude each other")
+    if home and no_home:
+        raise click.UsageError("--home and --no-home exclude each other")
+    kept = chosen_home(config, NONE if no_home else home, local=where.local or 0, here=where.here)
     if dry_run:
         count = member_count(config, local=where.local or 0, here=where.here)
-        planned = plan_pack(source, name, config=config, wanted=wanted, members=count, append=append)
-        _say_plan(planned, source, name, as_json=as_json)
+        planned = plan_pack(source, name, config=config, wanted=wanted, members=count, append=chosen.append)
+        _say_plan(planned, source, name, kept, as_json=as_json)
         return
-    check_pack(source, name, config=config, append=append, home=home, replace=chosen.replace)
+    check_pack(
+        source,
+        name,
+        config=config,
+        append=chosen.append,
+        home=kept.url if kept.named else "",
+        replace=chosen.replace,
+    )
+    kept = kept.made(config.catalog)
     with where.target(config) as to:
+        click.echo(_home_line(kept), err=as_json)
         with ShownProgress("packing", "files") as progress:
             result = pack(
                 source,
@@ -227,8 +247,8 @@ def command(
                 wanted=wanted,
                 members=to.members,
                 token=to.token,
-                append=append,
-                home=home,
+                append=chosen.append,
+                home=kept.url,
                 progress=lambda now: progress.at(now.files, now.total_files, now.bytes, now.total_bytes),
             )
         index = Catalog(to.config.catalog).open(result.name, result.version)
@@ -243,11 +263,19 @@ def command(
         click.echo(said, err=True)
     _say_result(result, found, as_json=as_json)
     _say_containers(index.key(row) for row in range(len(index)))
-    if found is not None and found.problems:
+    if (found is not None and found.problems) or (kept.named and result.home_lacks):
         raise click.exceptions.Exit(1)
 
 
-def _say_plan(planned: tuple[Listing, PackPlan, int], source: str, name: str, *, as_json: bool) -> None:
+def _home_line(kept: HomeChoice) -> str:
+    if kept.url:
+        return f"packed home {kept.url}: {kept.why}"
+    return f"no packed home: {kept.why}; nodes without the shards read the small files again"
+
+
+def _say_plan(
+    planned: tuple[Listing, PackPlan, int], source: str, name: str, kept: HomeChoice, *, as_json: bool
+) -> None:
     listing, plan, there = planned
     sizes = [shard.payload for shard in plan.shards]
     if as_json:
@@ -260,6 +288,7 @@ def _say_plan(planned: tuple[Listing, PackPlan, int], source: str, name: str, *,
                 "shards": len(sizes),
                 "shard_bytes": sizes,
                 "shards_there": there,
+                "home": kept.url,
                 "first": listing.keys[0],
                 "last": listing.keys[-1],
                 "left_out": listing.left_out,
@@ -272,6 +301,7 @@ def _say_plan(planned: tuple[Listing, PackPlan, int], source: str, name: str, *,
     click.echo(f"would pack {files}, {sized(sum(sizes))}, into {shards} as {name}")
     if there:
         click.echo(f"{counted(there, 'shard')} of them are there already")
+    click.echo(f"{_home_line(kept)}{f'; up to {sized(sum(sizes))} there' if kept.url else ''}")
     click.echo(f"from {listing.keys[0]!r} to {listing.keys[-1]!r}")
     for shard in plan.shards[:_SHOWN]:
         click.echo(f"  {shard.stop - shard.start:>9,} files  {sized(shard.payload)}")
@@ -315,6 +345,11 @@ def _say_result(result: PackResult, found: ReadBack | None, *, as_json: bool) ->
     _say_selection(result.left_out, result.skipped, result.skipped_count)
     counts = Counter(node for holders in result.placed.values() for node in holders)
     click.echo("shards per node: " + ", ".join(f"{node} {count}" for node, count in sorted(counts.items())))
+    if result.home:
+        click.echo(f"packed home {result.home}: {sized(result.home_bytes)}")
+    if result.home_lacks:
+        lacks = f"lacks {result.home_lacks:,} of {counted(result.shards, 'shard')}: {result.home_problem}"
+        click.echo(f"the packed home {lacks}; run the command again once it takes them", err=True)
     if result.short:
         short = counted(result.short, "shard")
         click.echo(f"fewer copies than wanted of {short}; run the command again to place them", err=True)

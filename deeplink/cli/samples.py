@@ -17,6 +17,7 @@ from deeplink.core.text import counted, printable, sized
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from deeplink.cache.format.index import Index
     from deeplink.core.config import Config
     from deeplink.fs.copy_out import CopyTask
     from deeplink.fs.library import Library, PathEntry, TreeEntry
@@ -197,6 +198,8 @@ def _dataset(library: Library, found: PathEntry) -> dict[str, Any]:
         "replicas": where.copies,
         "index": str(index.path),
         "index_format": index.format,
+        "home": index.home or "none",
+        **_home_facts(index),
         "cached_percent": round(where.percent, 1),
         "shards_with_all_copies": where.whole_shards,
         "nodes": {
@@ -206,6 +209,20 @@ def _dataset(library: Library, found: PathEntry) -> dict[str, Any]:
             for node in where.nodes
         },
     }
+
+
+def _home_facts(index: Index) -> dict[str, Any]:
+    """Return how many of a version's shards its packed home has; nothing where it has no home."""
+    from deeplink.cache.errors import HomeError
+    from deeplink.cache.source.home import open_home
+
+    if not index.home:
+        return {}
+    try:
+        lacking = open_home(index.home).lacking([(entry.id, entry.bytes) for entry in index.shards])
+    except HomeError as problem:
+        return {"home_problem": str(problem)}
+    return {"home_shards": len(index.shards) - len(lacking)}
 
 
 def _folder(found: PathEntry) -> dict[str, Any]:

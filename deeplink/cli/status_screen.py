@@ -289,7 +289,7 @@ def _reads(pace: TrainingRate) -> str:
     reads = pace.reads
     if reads is None:
         return UNKNOWN
-    shares = (("local", reads.local), ("peer", reads.peer), ("source", reads.source))
+    shares = (("local", reads.local), ("peer", reads.peer), ("home", reads.home), ("source", reads.source))
     rates = ", ".join(f"{name} {100 * count / reads.total:.1f} %" for name, count in shares)
     return f"{rates} of {counted(reads.total, 'sample')} (rank 0's own process)"
 

@@ -50,6 +50,7 @@ class Config:
 
     catalog: Path = Path("~/.local/share/deeplink/catalog")
     store: Path = Path("~/.cache/deeplink/store")
+    home: str = "auto"
     state: Path = Path("~/.local/state/deeplink")
     replicas: int = 2
     shard_bytes: int = 256 << 20

@@ -54,11 +54,12 @@ _MOST_ROWS = 1 << 18  # samples are drawn from so many rows of a version: all of
 _MOST_SHARDS = 256  # other nodes are asked for so many shards at most, to find out which of them they hold
 _BATCH_SAMPLES, _BATCH_BYTES = 64, 8 << 20
 _SEED = 20
+_AT_LAST = ("home_bytes", "source_bytes")
 _COUNTED = {
-    ReadPlace.LOCAL: "local_bytes",
-    ReadPlace.PEER: "peer_bytes",
-    ReadPlace.SOURCE: "source_bytes",
-    ReadPlace.TOGETHER: "source_bytes",
+    ReadPlace.LOCAL: ("local_bytes",),
+    ReadPlace.PEER: ("peer_bytes",),
+    ReadPlace.SOURCE: _AT_LAST,
+    ReadPlace.TOGETHER: _AT_LAST,
 }
 _NOTHING = {
     ReadPlace.LOCAL: "this node's store holds nothing of it",
@@ -257,9 +258,10 @@ class ReadTimer:
     def _came(self, place: ReadPlace, rows: np.ndarray) -> int:
         """Read samples, and return how many bytes of them the reader counted as from that place."""
         reader, counted = self._readers[place], _COUNTED[place]
-        before = getattr(reader.stats(), counted)
+        before = reader.stats()
         reader.batch(rows)
-        return int(getattr(reader.stats(), counted)) - int(before)
+        after = reader.stats()
+        return sum(getattr(after, name) - getattr(before, name) for name in counted)
 
     def _of_shards(self, rows: np.ndarray, shards: list[int]) -> np.ndarray:
         chosen: np.ndarray = rows[np.isin(self._index.shard[rows], shards)]
@@ -284,7 +286,7 @@ class ReadTimer:
 
     def _forget(self, place: ReadPlace, rows: np.ndarray) -> None:
         """Have this node's memory let go of the source's files, where it is a folder: reading is to be cold."""
-        if _COUNTED[place] != "source_bytes" or self._index.home or "://" in self._index.source:
+        if _COUNTED[place] != _AT_LAST or self._index.home or "://" in self._index.source:
             return
         for row in rows.tolist():
             with suppress(OSError):

@@ -13,7 +13,7 @@ import numpy as np
 
 from deeplink.cache import membership
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.errors import DatasetMissingError, IndexFormatError, MemberError, ShardCorruptError
+from deeplink.cache.errors import DatasetMissingError, HomeError, IndexFormatError, MemberError, ShardCorruptError
 from deeplink.cache.format import block
 from deeplink.cache.membership import configured_members, members_token, node_name, other_members
 from deeplink.cache.pack.rebuild_shard import rows_of
@@ -23,6 +23,7 @@ from deeplink.cache.replicate import residency
 from deeplink.cache.replicate.fill import ask_to_evict, evict
 from deeplink.cache.replicate.shard_recovery import KnownShards, ReplicaLookup, stat_member
 from deeplink.cache.source.cap import source_cap
+from deeplink.cache.source.home import open_home
 from deeplink.cache.store.store import Store
 from deeplink.cache.transfer.fleet import MemberPool
 from deeplink.core.clock import SystemClock
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+AT_HOME = NodeName("packed home")
 _ASKED_AT_ONCE = 16
 _BATCH_BYTES, _BATCH_SAMPLES = 16 << 20, 4096
 
@@ -178,14 +180,16 @@ def shards_to_drop(catalog: Catalog, place: DatasetPath, *, force: bool) -> tupl
         chosen = catalog.resolved(place.name, place.version)
         wanted = held[chosen].difference(*(shards for version, shards in held.items() if version != chosen))
     others = [] if force else [other for other in catalog.names(lost=True) if other != place.name]
-    shared = {other: found for other in others if (found := wanted & _shards_of(catalog, other))}
+    shared = {other: found for other in others if (found := wanted & shards_of(catalog, other))}
     return sorted(wanted.difference(*shared.values())), {other: len(found) for other, found in shared.items()}
 
 
-def _shards_of(catalog: Catalog, name: str) -> set[str]:
-    """Return the shards of a dataset; of a version whose index is damaged, those on its record."""
+def shards_of(catalog: Catalog, name: str, *, but: str = "") -> set[str]:
+    """Return the shards of a dataset's versions but one; of one whose index is damaged, those on its record."""
     found: set[str] = set()
     for version in catalog.recorded(name):
+        if version == but:
+            continue
         record = catalog.record(name, version)
         if record is not None and record.shard_ids:
             found.update(record.shard_ids)
@@ -279,7 +283,22 @@ class VersionVerification:
                     copies.append(Copy(node, CopyState.PRESENT))
                 else:
                     copies.append(self._read(node, number, rows, progress))
+            if self._index.home:
+                copies += self._at_home(entry.id, entry.bytes, quick=quick)
             yield ShardReport(entry.id, len(rows), int(self._index.lengths[rows].sum()), tuple(copies))
+
+    def _at_home(self, shard: ShardId, size: int, *, quick: bool) -> list[Copy]:
+        """Return the copy in the packed home; none where it was not put there."""
+        home = open_home(self._index.home)
+        try:
+            if not home.has(shard, size):
+                return []
+            if quick:
+                return [Copy(AT_HOME, CopyState.PRESENT)]
+            home.verify(shard)
+        except (HomeError, ShardCorruptError) as problem:
+            return [Copy(AT_HOME, CopyState.WRONG, (), str(problem))]
+        return [Copy(AT_HOME, CopyState.WHOLE)]
 
     def _read(self, node: NodeName, number: int, rows: np.ndarray, progress: Callable[[int, int], None]) -> Copy:
         wrong: list[int] = []

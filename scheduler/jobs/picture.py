@@ -56,12 +56,13 @@ class ReadRate:
 
     local: int
     peer: int
+    home: int = 0
     source: int
 
     @property
     def total(self) -> int:
         """All of them; above 0."""
-        return self.local + self.peer + self.source
+        return self.local + self.peer + self.home + self.source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +134,15 @@ def _rate(seen: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _reads(metrics: Mapping[str, float]) -> ReadRate | None:
-    names = (process_metrics.LOCAL_SAMPLES, process_metrics.PEER_SAMPLES, process_metrics.SOURCE_SAMPLES)
-    if not any(metrics.get(name) for name in names):
+    names = {
+        "local": process_metrics.LOCAL_SAMPLES,
+        "peer": process_metrics.PEER_SAMPLES,
+        "home": process_metrics.HOME_SAMPLES,
+        "source": process_metrics.SOURCE_SAMPLES,
+    }
+    if not any(metrics.get(name) for name in names.values()):
         return None
-    local, peer, source = (int(metrics.get(name, 0)) for name in names)
-    return ReadRate(local=local, peer=peer, source=source)
+    return ReadRate(**{place: int(metrics.get(name, 0)) for place, name in names.items()})
 
 
 def _saved(metrics: Mapping[str, float]) -> Saved | None:

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from tests.waiting import LIMIT_S
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(6 * LIMIT_S)]
 STORIES = Path(__file__).parents[1] / "stories"
 FILES = 1797
-_EPOCH = re.compile(r"^(\S+ task \d+) epoch (\d+): local (\d+), peer (\d+), source (\d+)$", re.MULTILINE)
+_PLACES = ("local", "peer", "home", "source")
+_CAME = ", ".join(rf"{place} (\d+)" for place in _PLACES)
+_EPOCH = re.compile(rf"^(\S+ task \d+) epoch (\d+): {_CAME}$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,7 @@ def cluster() -> Iterator[Sandbox]:
     sandbox.down()
 
 
-def epochs_of(sandbox: Sandbox, story: str) -> dict[tuple[str, int], list[tuple[int, int, int]]]:
+def epochs_of(sandbox: Sandbox, story: str) -> dict[tuple[str, int], list[tuple[int, int, int, int]]]:
     """Play a story in a home that is as a new user's, on wiped SSDs; return what each epoch of each task said."""
     for path in sandbox.home.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -45,37 +48,52 @@ def epochs_of(sandbox: Sandbox, story: str) -> dict[tuple[str, int], list[tuple[
         shutil.chown(path, sandbox.user.uid, sandbox.user.gid)
     done = sandbox.run(CTL, ["bash", "-eu", f"{story}.sh"], timeout_s=5 * LIMIT_S)
     assert done.code == 0, done.stdout + done.stderr
-    found: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+    sys.stdout.write(done.stdout)
+    found: dict[tuple[str, int], list[tuple[int, int, int, int]]] = {}
     for who, epoch, *came in _EPOCH.findall(done.stdout):
-        local, peer, source = map(int, came)
-        found.setdefault((who, int(epoch)), []).append((local, peer, source))
+        local, peer, home, source = map(int, came)
+        found.setdefault((who, int(epoch)), []).append((local, peer, home, source))
     assert found, done.stdout + done.stderr
     for said in found.values():
         assert sum(map(sum, said)) == FILES * len(said)
     return found
 
 
+def sources_of(found: dict[tuple[str, int], list[tuple[int, int, int, int]]]) -> int:
+    """Return how many samples came from the small files themselves."""
+    return sum(source for said in found.values() for _, _, _, source in said)
+
+
 @pytest.mark.parametrize(("story", "tasks"), [("one_node", 1), ("array", 8), ("tars", 1), ("parquet", 1)])
-def test_jobs_of_one_node_read_the_source_in_their_first_epoch_only(
-    cluster: Sandbox, story: str, tasks: int
-) -> None:
+def test_jobs_of_one_node_never_read_the_source(cluster: Sandbox, story: str, tasks: int) -> None:
     found = epochs_of(cluster, story)
     assert len(found) == 3 * tasks
+    assert not sources_of(found)
     for (who, epoch), said in found.items():
-        for _, _, source in said:
-            assert source == 0 or epoch == 1, (who, epoch, found)
+        for _, _, home, _ in said:
+            assert home == 0 or epoch == 1, (who, epoch, found)
 
 
-def test_plain_python_fills_the_store_of_its_node(cluster: Sandbox) -> None:
+def test_without_a_home_plain_python_fills_the_store_of_its_node(cluster: Sandbox) -> None:
     found = epochs_of(cluster, "plain_srun")
     (second,), (third,) = found["n1 task 0", 2], found["n1 task 0", 3]
-    assert (second[2], third[2]) == (0, 0)
+    assert (second[3], third[3]) == (0, 0)
     first, next_job = found["n1 task 0", 1]
-    assert first[2] > 0
-    assert next_job == (FILES, 0, 0)
+    assert first[3] > 0
+    assert next_job == (FILES, 0, 0, 0)
 
 
 def test_a_job_reads_what_the_sites_standing_agents_hold(cluster: Sandbox) -> None:
     found = epochs_of(cluster, "standing_cache")
-    assert all(source == 0 for said in found.values() for _, _, source in said), found
+    assert not sources_of(found)
     assert not [path for node in ("n0", "n1") for path in (cluster.ssd(node) / "deeplink").glob("*.mdb")]
+
+
+@pytest.mark.parametrize("story", ["wiped_ssd", "never_seen"])
+def test_after_one_pack_nobody_reads_the_source(cluster: Sandbox, story: str) -> None:
+    found = epochs_of(cluster, story)
+    assert not sources_of(found)
+    first = [said[-1] for (_, epoch), said in found.items() if epoch == 1]
+    assert sum(home for _, _, home, _ in first) > 0
+    for (_, epoch), said in found.items():
+        assert epoch == 1 or all(home == 0 for _, _, home, _ in said), found

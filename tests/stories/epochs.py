@@ -20,7 +20,7 @@ for epoch in range(1, int(sys.argv[2]) + 1):
     now = dataset.stats()
     came = [
         f"{place} {getattr(now, f'{place}_samples') - getattr(before, f'{place}_samples')}"
-        for place in ("local", "peer", "source")
+        for place in ("local", "peer", "home", "source")
     ]
     where = f"{os.environ['SLURMD_NODENAME']} task {os.environ.get('SLURM_ARRAY_TASK_ID', '0')}"
     sys.stdout.write(f"{where} epoch {epoch}: {', '.join(came)}\n")

@@ -44,7 +44,9 @@ def filled(index: Index, rows: list[int]) -> tuple[Batch, dict[int, list[str]]]:
     wanted = np.array(rows)
     batch = Batch.empty(index.lengths[wanted])
     done = fallback(index).fill(wanted, np.arange(len(rows)), batch)
-    assert done.samples + len(done.problems) == len(rows)
+    assert done.counts.get("home_samples", 0) + done.counts.get("source_samples", 0) + len(done.problems) == len(
+        rows
+    )
     return batch, done.problems
 
 
@@ -85,8 +87,8 @@ def test_a_reader_counts_what_came_so_and_says_what_it_tried(
     with Reader.open("digits", config=config) as reader:
         assert len(reader.read(range(60))) == 60
         stats = reader.stats()
-        assert (stats.source_samples, stats.local_samples) == (60, 0)
-        assert stats.source_bytes == int(index.lengths.sum())
+        assert (stats.home_samples, stats.source_samples, stats.local_samples) == (60, 0, 0)
+        assert stats.home_bytes == int(index.lengths.sum())
         assert stats.longest_wait_s > 0
         home.rename(source.with_name("moved"))
         source.rename(source.with_name("moved too"))

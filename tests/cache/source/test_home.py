@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,9 +12,11 @@ import pytest
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import HomeError
 from deeplink.cache.packer import pack
-from deeplink.cache.source.home import open_home
+from deeplink.cache.source.home import FileAccess, home_beside, make_home_beside, open_home
 from deeplink.cache.store.store import Store
 from deeplink.core.types import ShardId
+from tests.cache.agents import write_tree
+from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,3 +105,74 @@ def test_a_home_that_was_emptied_is_filled_again(url: str, source: Path, config:
     again = pack(str(source), "digits", config=config, home=url)
     assert (again.version, again.read_files) == (first.version, 0)
     assert all(open_home(url).has(entry.id, entry.bytes) for entry in index.shards)
+
+
+@pytest.mark.parametrize(
+    ("above", "here", "mode"),
+    [
+        (0o755, 0o755, 0o644),
+        (0o755, 0o750, 0o640),
+        (0o710, 0o755, 0o640),
+        (0o700, 0o755, 0o600),
+        (0o755, 0o700, 0o600),
+    ],
+)
+def test_files_at_home_are_for_those_who_may_read_the_source(
+    tmp_path: Path, above: int, here: int, mode: int
+) -> None:
+    source = write_tree(tmp_path / "above" / "source", {"a": b"1"})
+    for folder in (tmp_path, *tmp_path.parents):  # pytest's own are for one user
+        folder.chmod(folder.stat().st_mode | 0o011)
+    source.chmod(here)
+    source.parent.chmod(above)
+    access = FileAccess.as_of(str(source), local=True)
+    assert access.mode == mode
+    home = open_home(str(tmp_path / "home"), access)
+    home.put(SHARD, source / "a")
+    facts = (tmp_path / "home" / f"{SHARD}.mdb").stat()
+    assert (facts.st_mode & 0o777, facts.st_gid) == (mode, source.stat().st_gid)
+    assert FileAccess.as_of("s3://bucket/x", local=False).mode == 0o600
+
+
+def test_the_home_beside_a_catalog_is_for_those_who_write_to_the_catalog(tmp_path: Path) -> None:
+    catalog = tmp_path / "catalog"
+    catalog.mkdir()
+    catalog.chmod(0o1777)
+    make_home_beside(catalog)
+    assert Path(home_beside(catalog)).stat().st_mode & 0o7777 == 0o1777
+    make_home_beside(catalog)
+    (tmp_path / "file").touch()
+    with pytest.raises(HomeError):
+        make_home_beside(tmp_path / "file" / "catalog")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+def test_a_full_home_ends_no_pack_and_is_completed_by_the_next(
+    source: Path, config: Config, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    size = f"size={sum(map(len, files.values())) // 2}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", str(home)], check=True, timeout=LIMIT_S)
+    try:
+        short = pack(str(source), "digits", config=config, home=str(home))
+        assert 0 < short.home_lacks < short.shards
+        assert "No space left" in short.home_problem
+        assert short.home == str(home)
+        assert 0 < short.home_bytes < sum(map(len, files.values()))
+        assert not list(home.glob(".*"))
+        wider = ["mount", "-o", "remount,size=100m", str(home)]
+        subprocess.run(wider, check=True, timeout=LIMIT_S)
+        again = pack(str(source), "digits", config=config, home=str(home))
+        assert (again.version, again.unchanged, again.read_files) == (short.version, True, 0)
+        assert (again.home_lacks, again.home_problem) == (0, "")
+    finally:
+        subprocess.run(["umount", str(home)], check=True, timeout=LIMIT_S)
+
+
+def test_a_home_that_takes_nothing_is_not_recorded(source: Path, config: Config, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = pack(str(source), "digits", config=config, home=str(tmp_path / "file"))
+    assert (result.home, result.home_lacks, result.home_bytes) == ("", result.shards, 0)
+    assert result.home_problem
+    assert Catalog(config.catalog).open("digits").home == ""

@@ -381,3 +381,57 @@ def test_a_folder_of_tars_is_packed_but_it_is_said_what_else_could_be_meant(
     with Reader.open("digits") as reader:
         assert list(reader.index.keys())[12] == "a-1/3.bin"
         assert [bytes(view) for view in reader.read([3, 12])] == [b"\3", b"\3"]
+
+
+def test_a_catalog_that_nodes_share_has_a_packed_home_beside_it(
+    deeplink: Deeplink, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = deeplink("pack", str(source), "digits")
+    assert "no packed home" in alone.out
+    home = tmp_path / "catalog.home"
+    monkeypatch.setenv("DEEPLINK_HOME", str(home))
+    planned = deeplink("pack", str(source), "digits", "--dry-run")
+    assert f"packed home {home}: as the setting `home` says; up to" in planned.out
+    assert not home.exists()
+    ended = deeplink("pack", str(source), "digits")
+    assert ended.code == 0
+    assert ended.out.startswith(f"packed home {home}: as the setting")
+    (shard,) = Store(load_config().store).ids()
+    assert (home / f"{shard}.mdb").is_file()
+    facts = json.loads(deeplink("info", "digits", "--json").out)
+    assert (facts["home"], facts["home_shards"]) == (str(home), 1)
+    assert "packed home whole" in deeplink("verify", "digits").out
+    left_out = deeplink("pack", str(source), "digits", "--no-home")
+    assert "nodes without the shards read the small files again" in left_out.out
+    assert json.loads(deeplink("info", "digits", "--json").out)["home"] == "none"
+    assert deeplink("pack", str(source), "digits", "--no-home", "--home", "/x").code == 2
+
+
+def test_a_damaged_copy_in_the_packed_home_is_found(deeplink: Deeplink, source: Path, tmp_path: Path) -> None:
+    assert deeplink("pack", str(source), "digits", "--home", str(tmp_path / "home")).code == 0
+    (path,) = (tmp_path / "home").glob("*.mdb")
+    body = bytearray(path.read_bytes())
+    body[len(body) // 2] ^= 1
+    path.write_bytes(body)
+    assert deeplink("verify", "digits", "--quick").code == 0
+    ended = deeplink("verify", "digits")
+    assert ended.code == 1
+    assert "packed home" in ended.err
+    path.unlink()
+    assert deeplink("verify", "digits").code == 0
+    assert json.loads(deeplink("info", "digits", "--json").out)["home_shards"] == 0
+
+
+def test_a_removed_version_leaves_the_catalogs_own_home_too(
+    deeplink: Deeplink, source: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "catalog.home"
+    first = json.loads(deeplink("pack", str(source), "digits", "--home", str(home), "--json").out)["version"]
+    write_tree(source, {"a/new.bin": b"new"})
+    assert deeplink("pack", str(source), "digits", "--home", str(home)).code == 0
+    assert len(list(home.glob("*.mdb"))) == 2
+    planned = deeplink("index", "rm", f"digits@{first}", "--dry-run")
+    assert f"1 shard that no other version has would be removed from {home}" in planned.out
+    assert len(list(home.glob("*.mdb"))) == 2
+    assert deeplink("index", "rm", f"digits@{first}").code == 0
+    assert len(list(home.glob("*.mdb"))) == len(list(home.glob("digits/*.arrow"))) == 1

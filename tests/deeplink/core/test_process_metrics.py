@@ -48,6 +48,7 @@ def test_reads_are_told_once_there_are_any(own: process_metrics.Vitals) -> None:
     assert own.numbers() == {
         process_metrics.LOCAL_SAMPLES: 3.0,
         process_metrics.PEER_SAMPLES: 0.0,
+        process_metrics.HOME_SAMPLES: 0.0,
         process_metrics.SOURCE_SAMPLES: 1.0,
     }
 
