@@ -45,7 +45,7 @@ state = folder / "state"
 step = int(state.read_text()) if state.exists() else 0
 relaunch = os.environ["DEEPLINK_ATTEMPT"].rpartition(".")[2]
 (folder / f"{relaunch}.{rank}.{os.environ['DEEPLINK_NODE']}").write_text(str(os.getpid()))
-while step < steps:
+while step < steps or (relaunch == "0" and os.environ.get("LOSES_A_NODE")):
     time.sleep(0.05)
     if os.environ.get("HANG_AT") == str(step) and os.environ["DEEPLINK_ATTEMPT"].endswith(".0"):
         time.sleep(600)
@@ -58,6 +58,8 @@ while step < steps:
     if failing == str(rank) and step >= int(at):
         sys.exit(5)
     if os.environ.get("FAIL_ONCE_AT") == f"{rank}.{step}" and relaunch == "0":
+        while not state.exists():  # rank 0 may be behind
+            time.sleep(0.01)
         sys.exit(5)
 """
 
@@ -137,7 +139,7 @@ def test_ranks_that_fail_again_without_a_new_step_are_the_applications_failure(t
 
 
 def test_an_elastic_run_goes_on_with_fewer_nodes(tmp_path: Path) -> None:
-    run = Run(tmp_path, "--local", "3", "--elastic", "2", steps=150)
+    run = Run(tmp_path, "--local", "3", "--elastic", "2", steps=150, LOSES_A_NODE="1")
     run.wait_for(lambda: (tmp_path / "state").exists() and run.events("first-step"))
     agents = run.events("agents-ready")[0]["agents"]
     os.killpg(agents["local1"]["pid"], signal.SIGKILL)
@@ -157,11 +159,13 @@ def recorded(run: Run) -> list[tuple[str, str, str]]:
 
 
 def test_a_node_that_dies_is_replaced_by_the_spare(tmp_path: Path) -> None:
-    run = Run(tmp_path, "--local", "3", "--spares", "1", "--group-size", "2", steps=150)
+    run = Run(tmp_path, "--local", "3", "--spares", "1", "--group-size", "2", steps=150, LOSES_A_NODE="1")
+    rank = tmp_path / "0.1.local1"
     run.wait_for(lambda: (tmp_path / "state").exists() and run.events("first-step"))
+    run.wait_for(lambda: rank.exists() and rank.read_text())
     agents = run.events("agents-ready")[0]["agents"]
     os.killpg(agents["local1"]["pid"], signal.SIGKILL)
-    os.killpg(int((tmp_path / "0.1.local1").read_text()), signal.SIGKILL)
+    os.killpg(int(rank.read_text()), signal.SIGKILL)
     code, said = run.ended()
     assert code == 0, said
     assert run.events("node-silent")[0]["nodes"] == ["local1"]
