@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing_extensions import override
 
 from deeplink.core.clock import SystemClock
 from deeplink.core.config import load_config
-from deeplink.core.types import NodeName
+from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.launch.job import run_job
 from deeplink.scheduler.launch.launch_spec import LaunchSpec
@@ -272,6 +273,16 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
     for agent in run.events("agents-ready")[0]["agents"].values():
         with pytest.raises(ProcessLookupError):
             os.kill(agent["pid"], 0)
+
+
+def test_ranks_meet_at_a_port_that_the_kernel_gives_to_nobody_who_connects_meanwhile(tmp_path: Path) -> None:
+    backend = LocalBackend.on_this_machine(1, os.environ, tmp_path / "store", tmp_path / "own")
+    given = range(*map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()))
+    ports = [backend.port_for(Attempt(backend.job, 0, relaunch)) for relaunch in range(20)]
+    assert not [port for port in ports if port in given]
+    assert len(set(ports)) > 1
+    with socket.create_server(("", ports[0])):
+        assert backend.port_for(Attempt(backend.job, 0, 0)) != ports[0]
 
 
 @dataclass(frozen=True)
