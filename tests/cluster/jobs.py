@@ -94,6 +94,6 @@ def submit(
     file = folder / "job.sh"
     file.write_text(f"#!/bin/bash\n{script.replace('{train}', train)}\n")
     argv = [*shlex.split(program), *shlex.split(options), "--parsable", f"--output={folder}/out", str(file)]
-    done = cluster.run(CTL, argv, timeout_s=LIMIT_S)
+    done = cluster.run(CTL, argv)
     assert done.code == 0, done.stderr
     return Job(cluster, int(done.stdout.strip()), folder)
