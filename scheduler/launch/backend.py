@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
     from signal import Signals
 
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from deeplink.scheduler.topology.graph import Fabric
 
 OVER_S = 1.0  # with so little time left the limit has been reached
+_PORTS = range(20_000, 32_000)  # below Linux's ephemeral ports, which the kernel gives to whoever connects
+
+
+def ports_for(attempt: Attempt) -> Iterator[int]:
+    """Yield the ports that rank 0 of an attempt may listen on; the first differs from those of other attempts."""
+    first = attempt.job * 7919 + attempt.restart * 101 + attempt.relaunch
+    return (_PORTS[(first + more) % len(_PORTS)] for more in range(len(_PORTS)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from deeplink.core.private import private_folder
 from deeplink.core.types import NodeName
-from deeplink.scheduler.launch.backend import AgentStep, Backend, RankStep
+from deeplink.scheduler.launch.backend import AgentStep, Backend, RankStep, ports_for
 from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts, leave_launch
 from deeplink.scheduler.launch.errors import LaunchError
 from deeplink.scheduler.launch.launch_spec import Granted
@@ -83,9 +83,11 @@ class LocalBackend(Backend):
 
     @override
     def port_for(self, attempt: Attempt) -> int:
-        with socket.socket() as asker:
-            asker.bind(("127.0.0.1", 0))
-            return int(asker.getsockname()[1])
+        for port in ports_for(attempt):
+            with socket.socket() as asker, contextlib.suppress(OSError):
+                asker.bind(("", port))
+                return port
+        raise LaunchError("no port is free for rank 0 to listen on", "What else listens? `ss -ltn` tells.")
 
     @override
     def fabric(self) -> Fabric:

@@ -14,7 +14,7 @@ from typing_extensions import override
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.launch.agent_monitor import CONNECT_S
-from deeplink.scheduler.launch.backend import Backend, JobStatus, NodesStatus
+from deeplink.scheduler.launch.backend import Backend, JobStatus, NodesStatus, ports_for
 from deeplink.scheduler.launch.container import PYXIS, pyxis_options
 from deeplink.scheduler.launch.environment import (
     LAUNCH_VARIABLE,
@@ -55,7 +55,6 @@ EMPTY_STEP_S = 10.0
 GIVEN_UP_S, LOOK_AGAIN_S = 20.0, 1.0  # How long, and how often, Slurm is looked at for having given a lost node up
 ANSWER_S = 120.0  # For how long it is asked again for what it did not answer
 _ALIVE = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPED, JobState.SIGNALING, JobState.RESIZING})
-_PORTS = range(20_000, 32_000)  # below Linux's ephemeral ports
 
 
 # Beside the ranks and taking nothing from them; one node's death must not end the agents of the others.
@@ -239,8 +238,7 @@ class SlurmBackend(Backend):
 
     @override
     def port_for(self, attempt: Attempt) -> int:
-        spread = attempt.job * 7919 + attempt.restart * 101 + attempt.relaunch
-        return _PORTS[spread % len(_PORTS)]
+        return next(ports_for(attempt))
 
     def _srun(self) -> str:
         # Not a stand-in of ours: at best it would cost each relaunch the start of one more Python.

@@ -46,14 +46,14 @@ class Job:
         until(lambda: len(self.events(name)) >= count, bound_s, self.told)
         return self.events(name)[count - 1]
 
-    def await_end(self, bound_s: float = LIMIT_S) -> JobRow:
+    def await_end(self, bound_s: float = 3 * LIMIT_S) -> JobRow:
         until(lambda: self.row().state.final, bound_s, self.told)
         return self.row()
 
     def let_end(self) -> JobRow:
         """Have ranks end that would else go on: a fault must not come when they are done already."""
         (self.folder / "end").touch()
-        return self.await_end(3 * LIMIT_S)
+        return self.await_end()
 
     def start_again(self, *changes: str) -> None:
         """Have a requeued job begin now, and not when Slurm's hold ends; `changes` are made to it as root."""
@@ -94,6 +94,6 @@ def submit(
     file = folder / "job.sh"
     file.write_text(f"#!/bin/bash\n{script.replace('{train}', train)}\n")
     argv = [*shlex.split(program), *shlex.split(options), "--parsable", f"--output={folder}/out", str(file)]
-    done = cluster.run(CTL, argv, timeout_s=LIMIT_S)
+    done = cluster.run(CTL, argv)
     assert done.code == 0, done.stderr
     return Job(cluster, int(done.stdout.strip()), folder)

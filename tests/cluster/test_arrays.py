@@ -59,11 +59,16 @@ class Array:
         self.job.cluster.run(CTL, ["scancel", str(self.job.id)])
 
 
-def array(cluster: Sandbox, options: str, script: str, *, exports: str = "") -> Array:
-    """Submit an array of three; `{train}` is the light rank's command, in a folder of each task's own."""
+def array(cluster: Sandbox, options: str, script: str, *, exports: str = "", fails: str = "") -> Array:
+    """Submit an array of three; `{train}` is the light rank's command, in a folder of each task's own.
+
+    The rank of the task `fails` fails in step 12.
+    """
     folder = folder_of(cluster)
     for task in ("0", "1", "2"):
         (folder / task).mkdir()
+        if task == fails:
+            (folder / task / "fail").write_text("0 12 5")
         shutil.chown(folder / task, cluster.user.uid, cluster.user.gid)
     train = shlex.join([sys.executable, str(folder / "train.py"), f"{folder}/"]) + "$SLURM_ARRAY_TASK_ID"
     whole = exports + script.replace("{train}", train)
@@ -74,10 +79,9 @@ def array(cluster: Sandbox, options: str, script: str, *, exports: str = "") -> 
 
 @pytest.mark.parametrize("task", [LAST, OTHER])
 def test_a_task_that_fails_again_is_held_alone(sandbox: Sandbox, task: str) -> None:
-    tasks = array(sandbox, "-N1 --requeue", "touch ready; exec deeplink run --nproc-per-node 1 -- {train} 5000")
+    tasks = array(sandbox, "-N1 --requeue", "exec deeplink run --nproc-per-node 1 -- {train} 5000", fails=task)
     try:
         before = tasks.rest(task)
-        (tasks.job.folder / task / "fail").write_text("0 12 5")
         job = tasks.task(task)
         ended = job.await_event("ended", LIMIT_S)
         label = f"{tasks.job.id}_{task}"
@@ -219,7 +223,7 @@ def test_deeplink_requeue_starts_one_task_again(sandbox: Sandbox, task: str) -> 
         before = tasks.rest(task)
         time.sleep(NEXT_SECOND_S)
         label = f"{tasks.job.id}_{task}"
-        done = sandbox.run(CTL, ["deeplink", "requeue", label], timeout_s=100)
+        done = sandbox.run(CTL, ["deeplink", "requeue", label])
         assert f"scontrol requeue {label}\n" in done.stdout, done.stderr
         assert tasks.row(task).restarts == 1
         assert tasks.rest(task) == before, NEITHER

@@ -81,7 +81,7 @@ def test_nodes_jobs_and_the_death_of_a_node_and_of_the_controller(
 
     names = list(cluster.nodes)
     collector = Collector(ConsoleSettings(journal=tmp_path / "none", interval_s=0.2), slurm=Slurm(bounded))
-    first = shown(collector)
+    first = until(collector, lambda now: bool(now.nodes and now.switches))
     assert first.cluster
     assert [node.name for node in first.nodes] == names
     assert {node.health for node in first.nodes} == {ShownHealth.IDLE}

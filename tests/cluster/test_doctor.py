@@ -32,7 +32,7 @@ Findings = dict[str, list[dict[str, Any]]]
 
 
 def examined(cluster: Sandbox, *words: str, env: dict[str, str]) -> Findings:
-    done = cluster.run(CTL, ["deeplink", "doctor", "--json", "--disk-mib", "4", *words], env=env, timeout_s=60)
+    done = cluster.run(CTL, ["deeplink", "doctor", "--json", "--disk-mib", "4", *words], env=env)
     facts = json.loads(done.stdout)
     assert done.code == (1 if facts["errors"] else 0), done.stderr
     found: Findings = {}
@@ -112,7 +112,7 @@ def hangs_and_comes_back(cluster: Sandbox) -> None:
     os.kill(controller, signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(len(VERBS) + 1) as pool:
-            told = pool.submit(cluster.run, CTL, ["deeplink", "doctor", "--quick"], timeout_s=60)
+            told = pool.submit(cluster.run, CTL, ["deeplink", "doctor", "--quick"])
             for problem in pool.map(partial(raised, slurm), VERBS.values()):
                 assert isinstance(problem, CommandError | CommandTimeoutError)
             assert told.result().code == 1

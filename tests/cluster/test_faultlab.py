@@ -63,7 +63,7 @@ def healed(lab: Laboratory) -> Iterator[None]:
 
 
 def said(lab: Laboratory, machine: str, script: str, *, root: bool = False) -> str:
-    return lab.sandbox.run(machine, ["bash", "-c", script], root=root, timeout_s=20).stdout.strip()
+    return lab.sandbox.run(machine, ["bash", "-c", script], root=root).stdout.strip()
 
 
 def state_of(who: ProcessId) -> str:
@@ -93,8 +93,7 @@ def ranks(lab: Laboratory) -> Iterator[dict[int, ProcessId]]:
         found = {**ranks_on(lab.sandbox, "n0"), **ranks_on(lab.sandbox, "n1")}
         return {rank: those[0] for rank, those in found.items()}
 
-    until(lambda: len(there()) == 2, LIMIT_S)
-    time.sleep(0.2)  # bash has become sleep
+    until(lambda: [state_of(who) for who in there().values()] == ["S", "S"], LIMIT_S)
     yield there()
     lab.sandbox.run(CTL, ["scancel", done.stdout.strip()])
 

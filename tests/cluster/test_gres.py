@@ -43,7 +43,7 @@ def test_a_node_whose_gpus_are_all_used_is_not_called_free_by_a_dry_run(sandbox:
 
         def tried(count: int) -> dict[str, object]:
             argv = ["deeplink", "sbatch", f"-N{count}", "--gres=gpu:2", "--deeplink-json", "--deeplink-dry-run"]
-            done = sandbox.run(CTL, [*argv, "--wrap", "true"], timeout_s=100)
+            done = sandbox.run(CTL, [*argv, "--wrap", "true"])
             assert done.code == 0, done.stderr
             decision = json.loads(done.stdout)["decision"]
             assert isinstance(decision, dict)
@@ -81,7 +81,7 @@ def test_gpus_that_slurm_leaks_are_found_by_the_doctor(fresh_sandbox: Callable[.
         lambda: f"{job.row()} {rows(cluster)}",
     )
     names = leaked()
-    done = cluster.run(CTL, ["deeplink", "doctor", "--json", "--quick"], timeout_s=100)
+    done = cluster.run(CTL, ["deeplink", "doctor", "--json", "--quick"])
     found = [one for one in json.loads(done.stdout)["findings"] if one["check"] == "leaked-gpus"]
     if has_its_gpus():  # later versions leak nothing, and nothing is found
         assert (names, [one["severity"] for one in found]) == (set(), ["ok"])

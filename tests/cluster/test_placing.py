@@ -61,7 +61,7 @@ def clear(sandbox: Sandbox) -> None:
 
 def wish(sandbox: Sandbox, *words: str, **env: str) -> tuple[int, Recorded]:
     """Submit a job that sleeps; return its id and what is on its record."""
-    argv = ["deeplink", "sbatch", "--parsable", "-o", "/dev/null", *words, "--wrap", "sleep 60"]
+    argv = ["deeplink", "sbatch", "--parsable", "-o", "/dev/null", *words, "--wrap", "sleep 600"]
     done = sandbox.run(CTL, argv, env=WITHOUT_PLANNER | env)
     assert done.code == 0, done.stderr
     job = int(done.stdout)
@@ -105,7 +105,7 @@ def test_a_job_runs_where_its_record_expects_it_and_data_and_links_decide(sandbo
     assert (recorded.decision.kind, recorded.decision.candidates[0].percent_local) == (HintKind.NODES, 100.0)
     assert nodes_of(sandbox, job) == set(recorded.decision.nodes) == better
     stock = sandbox.run(
-        CTL, ["sbatch", "--parsable", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 9"]
+        CTL, ["sbatch", "--parsable", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600"]
     )
     assert nodes_of(sandbox, int(stock.stdout)) == (EVEN | ODD) - better
 
@@ -160,7 +160,7 @@ def test_a_wish_that_slurm_would_make_wait_is_not_made(sandbox: Sandbox) -> None
     better = other_than_stock(sandbox)
     hold(sandbox, better)
     held = ",".join(sorted(better))
-    blocker = ["sbatch", "--parsable", "-w", held, "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 60"]
+    blocker = ["sbatch", "--parsable", "-w", held, "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600"]
     job = int(sandbox.run(CTL, blocker).stdout)
     nodes_of(sandbox, job)
     late, recorded = wish(sandbox, "-N4", "--exclusive", "--deeplink-data=images")
@@ -182,7 +182,7 @@ def test_a_race_that_was_lost_is_mended(sandbox: Sandbox) -> None:
     thief = (
         "real=$(PATH=${PATH#*:} command -v sbatch)\n"
         f'case "$*" in *--test-only*) ;; *--nodelist*) "$real" -w {",".join(sorted(better))} -N4 --exclusive '
-        '-o /dev/null --wrap "sleep 60" >/dev/null; for i in 1 2 3 4 5 6 7 8 9 10; do '
+        '-o /dev/null --wrap "sleep 600" >/dev/null; for i in $(seq 200); do '
         '[ -n "$(squeue -h -t R)" ] && break; sleep 0.5; done;; esac\nexec "$real" "$@"\n'
     )
     folder = folder_of(sandbox)
@@ -191,7 +191,7 @@ def test_a_race_that_was_lost_is_mended(sandbox: Sandbox) -> None:
     argv = (
         f"PATH={folder}:$PATH exec deeplink sbatch --parsable -N4 --exclusive --deeplink-data=images -o /dev/null"
     )
-    done = sandbox.run(CTL, ["bash", "-c", f"{argv} --wrap 'sleep 60'"], timeout_s=60, env=WITHOUT_PLANNER)
+    done = sandbox.run(CTL, ["bash", "-c", f"{argv} --wrap 'sleep 600'"], env=WITHOUT_PLANNER)
     assert done.code == 0, done.stderr
     job = int(done.stdout)
     assert nodes_of(sandbox, job) == (EVEN | ODD) - better

@@ -74,7 +74,7 @@ def test_a_second_run_of_one_script_is_a_newer_attempt(sandbox: Sandbox) -> None
 
 def test_signals_reach_the_ranks_and_their_answer_comes_back(sandbox: Sandbox) -> None:
     job = submit(sandbox, "-N2", f"{RUN} -- {{train}} 5000")
-    job.await_event("first-step")
+    until(lambda: len([*job.folder.glob(f"{job.id}.0.0.rank*")]) == 2, LIMIT_S, job.told)  # both heed signals
     sandbox.run(CTL, ["scancel", "--batch", "--signal=USR1", str(job.id)])
     noted = job.folder / "signals"
     until(lambda: noted.exists() and len(noted.read_text().split("\n")) > 2, LIMIT_S, job.told)

@@ -158,7 +158,7 @@ def test_a_node_that_is_cut_off_still_runs(sandbox: Sandbox) -> None:
     eventually(lambda: connects(sandbox, "n0", "n7"))
 
 
-# Reports what it sees of a connection that was open when the node died, then ends.
+# Reports, once it is asked, what it sees of a connection that was open when the node died, then ends.
 PEER = """
 import socket, sys
 listener = socket.create_server(("", 5000))
@@ -166,6 +166,7 @@ print("listening", flush=True)
 peer, _ = listener.accept()
 peer.recv(1)
 print("connected", flush=True)
+sys.stdin.readline()
 peer.settimeout(3)
 try:
     print("closed" if not peer.recv(1) else "data", flush=True)
@@ -187,12 +188,15 @@ def test_a_power_loss_is_silence_to_peers_and_a_mere_crash_is_not(
     fresh_sandbox: Factory, keep_link: bool, seen: str
 ) -> None:
     cluster = fresh_sandbox(TWO)
-    listener = cluster.spawn("n0", ["python3", "-u", "-c", PEER], stdout=subprocess.PIPE)
+    listener = cluster.spawn("n0", ["python3", "-u", "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert listener.stdin is not None
     assert listener.stdout is not None
     assert listener.stdout.readline() == b"listening\n"
     dialer = cluster.spawn("n1", ["python3", "-c", DIALER])
     assert listener.stdout.readline() == b"connected\n"
     cluster.crash("n1", keep_link=keep_link)
+    listener.stdin.write(b"what of it?\n")
+    listener.stdin.close()
     assert listener.stdout.readline().decode().strip() == seen
     listener.wait(LIMIT_S)
     listener.stdout.close()
@@ -427,7 +431,7 @@ def without_root(fresh_sandbox: Factory) -> Callable[..., subprocess.CompletedPr
 
     def run(*argv: str) -> subprocess.CompletedProcess[str]:
         env = {"DEEPLINK_SANDBOX_ROOT": "/tmp/boxes"}
-        done = login.run(CTL, ["deeplink", "sandbox", *argv], timeout_s=60, env=env)
+        done = login.run(CTL, ["deeplink", "sandbox", *argv], env=env)
         return subprocess.CompletedProcess(argv, done.code, done.stdout, done.stderr)
 
     return run
@@ -507,14 +511,14 @@ def test_a_cluster_on_loopback_leaves_nothing(fresh_sandbox: Factory) -> None:
         assert (refused.code, "cannot be written to" in refused.stderr) == (2, True)
     env = {"DEEPLINK_SANDBOX_ROOT": "/tmp/boxes"}
     for _ in range(2):
-        up = login.run(CTL, ["deeplink", "sandbox", "up", "--nodes", "2"], timeout_s=60, env=env)
+        up = login.run(CTL, ["deeplink", "sandbox", "up", "--nodes", "2"], env=env)
         assert up.code == 0, up.stderr
         assert login.run(CTL, ["deeplink", "sandbox", "down"], env=env).code == 0
         eventually(lambda: len(said(login, CTL, "ps", "ax").splitlines()) == before)
         assert said(login, CTL, "ls", "-A", "/tmp") == files
-    up = login.run(CTL, ["deeplink", "sandbox", "up", "--nodes", "2"], timeout_s=60, env=env)
+    up = login.run(CTL, ["deeplink", "sandbox", "up", "--nodes", "2"], env=env)
     said(login, CTL, "pkill", "-9", "-f", "testbed.warden")
-    again = login.run(CTL, ["deeplink", "sandbox", "up", "--nodes", "2"], timeout_s=60, env=env)
+    again = login.run(CTL, ["deeplink", "sandbox", "up", "--nodes", "2"], env=env)
     assert again.code == 0, again.stderr
     assert login.run(CTL, ["deeplink", "sandbox", "down"], env=env).code == 0
     eventually(lambda: len(said(login, CTL, "ps", "ax").splitlines()) == before)

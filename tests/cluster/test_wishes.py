@@ -34,7 +34,7 @@ class Cluster:
 
     def submit(self, *words: str) -> tuple[int, Recorded]:
         argv = ["deeplink", "sbatch", "--parsable", "-o", "/dev/null", *words, "--wrap", "sleep 900"]
-        done = self.sandbox.run(CTL, argv, env={"DEEPLINK_PLAN": "off", **self.env}, timeout_s=60)
+        done = self.sandbox.run(CTL, argv, env={"DEEPLINK_PLAN": "off", **self.env})
         assert done.code == 0, done.stderr
         job = int(done.stdout)
         return job, decision.read(decision.job_folder(self.sandbox.home / ".local/state/deeplink", job))[-1]
@@ -59,7 +59,7 @@ class Cluster:
             job, _recorded = self.submit("--hold", "--exclusive", *words)
             argv = ["deeplink", "plan", "--once", "--json", "--job", str(job)]
             release = f"scontrol release {job} && exec {shlex.join(argv)}"
-            done = self.sandbox.run(CTL, ["sh", "-c", release], env=self.env, timeout_s=60)
+            done = self.sandbox.run(CTL, ["sh", "-c", release], env=self.env)
             if done.code == 0 and self.told(job)[0] == "PENDING":
                 return job, dict(json.loads(done.stdout))
             assert self.told(job)[0] == "RUNNING", done.stderr
@@ -179,13 +179,13 @@ def test_a_watchdog_that_comes_back_frees_the_job_and_until_then_status_says_how
             lone = Cluster(sandbox, env)
             job = lone.bound()
         marked = lone.told(job)[4]
-        said = sandbox.run(CTL, ["deeplink", "status", str(job)], timeout_s=60).stdout
+        said = sandbox.run(CTL, ["deeplink", "status", str(job)]).stdout
         with watchdog(sandbox):
             until(lambda: lone.told(job)[0] == "RUNNING" or lone.told(job)[3:] == ["", ""], 3 * LIMIT_S)  # noqa: B023
         if lone.told(job)[3:] == ["", ""]:
             assert marked.startswith("deeplink-wish=")
             assert f"scontrol update jobid={job} ReqNodeList=" in " ".join(said.split())
-            said = sandbox.run(CTL, ["deeplink", "status", str(job)], timeout_s=60).stdout
+            said = sandbox.run(CTL, ["deeplink", "status", str(job)]).stdout
             assert "ReqNodeList=" not in said
             return
         lone.cancel(job)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,7 +23,7 @@ from deeplink.core.types import Member, NodeName, format_members
 from deeplink.rpc import tokens
 from tests.cache.agents import config_below
 from tests.faults.reading import Task, digests
-from tests.processes import children
+from tests.processes import children, free_ports
 from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
@@ -35,18 +33,6 @@ MARGIN_S = 1.5
 """On top of it, for each process that a core has to run: this machine may be doing other things besides."""
 
 Record = Callable[[str, object], None]
-
-
-def free_ports(count: int) -> list[int]:
-    """Return so many ports that are free now, and that the kernel gives nobody who does not ask for them."""
-    found: list[int] = []
-    with contextlib.ExitStack() as stack:
-        while len(found) < count:
-            port = 12_000 + secrets.randbelow(20_000)  # tests' own random numbers repeat
-            with contextlib.suppress(OSError):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-                found.append(port)
-    return found
 
 
 def started(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:

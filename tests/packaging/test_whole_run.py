@@ -74,11 +74,11 @@ def test_a_skipped_module_counts_too(suite: Path) -> None:
 
 def test_a_property_that_hangs_is_ended_when_its_time_is_up(suite: Path) -> None:
     (suite / "test_it.py").write_text(
-        "import time\nfrom hypothesis import given, strategies as st\n"
-        "@given(st.booleans())\ndef test_hangs(_): time.sleep(40)\n"
+        "import pytest, time\nfrom hypothesis import given, strategies as st\n"
+        "@pytest.mark.timeout(1)\n@given(st.booleans())\ndef test_hangs(_): time.sleep(40)\n"
         "def test_passes(): pass\n"
     )
-    done = pytest_in(suite, "-p", "pytest_timeout", "--timeout", "1")
+    done = pytest_in(suite, "-p", "pytest_timeout")
     assert "Timeout (>1.0s)" in done.stdout
     assert "1 failed, 1 passed" in done.stdout.splitlines()[-1]
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,13 @@ from deeplink.scheduler.testbed.processes import ProcessId
 from tests.waiting import LIMIT_S
 
 COMMAND = [sys.executable, "-m", "deeplink", "console"]
+# What Slurm does not answer is given up after 5 s; here after longer than a test may take.
+PATIENT = """
+from deeplink.console import collect
+from deeplink.cli import main
+collect.QUERY_S = collect.bounded_run.__kwdefaults__["timeout_s"] = 900.0
+main()
+"""
 
 
 def ran(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -34,9 +41,11 @@ def ran(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def running(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def running(
+    tmp_path: Path, *arguments: str, by: Sequence[str] = COMMAND
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
     env = {**os.environ, "HOME": str(tmp_path), "DEEPLINK_STATE": str(tmp_path), "PYTHONUNBUFFERED": "1"}
-    command = [*COMMAND, "--bind", "127.0.0.1:0", "--interval", "0.2", *arguments]
+    command = [*by, "--bind", "127.0.0.1:0", "--interval", "0.2", *arguments]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -122,7 +131,7 @@ def test_a_hanging_slurm_delays_neither_the_page_nor_the_end_and_is_ended(tmp_pa
     before = os.environ["PATH"]
     os.environ["PATH"] = f"{programs}:{before}"
     try:
-        with running(tmp_path) as (process, port):
+        with running(tmp_path, by=[sys.executable, "-c", PATIENT, "console"]) as (process, port):
             asker, answer = opened(port, "/api/v1/snapshot")
             document = json.loads(answer.read())
             asker.close()
@@ -132,7 +141,7 @@ def test_a_hanging_slurm_delays_neither_the_page_nor_the_end_and_is_ended(tmp_pa
                 assert time.monotonic() < until
                 time.sleep(0.02)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(4) == 0, "well before the hanging command's own bound"
+            assert process.wait(LIMIT_S) == 0, "well before the hanging command's own bound"
         left = [pid for pid in asked.read_text().split() if ProcessId.of(int(pid))]
         assert left == []
     finally:

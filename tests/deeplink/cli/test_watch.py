@@ -27,6 +27,7 @@ from deeplink.scheduler.liveness.heartbeats import beat_to_wire
 from deeplink.scheduler.recovery.records import Beat, Phase
 from deeplink.scheduler.watch.server import Caller, TokenMint
 from deeplink.v1 import watch_pb2_grpc
+from tests.processes import free_ports
 from tests.scheduler.watch.callers import ME, NEVER
 from tests.waiting import LIMIT_S
 
@@ -96,7 +97,7 @@ def watchdogs(folder: Path) -> Iterator[list[Watchdog]]:
 def test_it_takes_heartbeats_serves_its_metrics_and_ends_at_sigterm(
     folder: Path, watchdogs: list[Watchdog]
 ) -> None:
-    with_metrics = f"127.0.0.1:{free_port()}"
+    with_metrics = f"127.0.0.1:{free_ports(1)[0]}"
     watchdogs.append(Watchdog(folder, "--metrics-bind", with_metrics))
     ready = watchdogs[0].line("watching: ")
     assert "observing only" in ready
@@ -178,12 +179,6 @@ def test_one_whose_port_is_taken_never_watched(folder: Path, watchdogs: list[Wat
         watchdogs.append(Watchdog(folder, "--bind", f"127.0.0.1:{taken.getsockname()[1]}"))
         assert watchdogs[0].process.wait(LIMIT_S) != 0
     assert (folder / "watch.sqlite.lock").read_bytes() == b""
-
-
-def free_port() -> int:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        return int(closed.getsockname()[1])
 
 
 def await_metric(address: str, name: str) -> str:

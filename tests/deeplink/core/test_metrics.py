@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from deeplink.core import metrics
+from tests.processes import free_ports
 from tests.waiting import LIMIT_S, until
 
 if TYPE_CHECKING:
@@ -34,18 +35,13 @@ def test_the_guide_lists_every_metric_and_no_other() -> None:
     assert sorted(listed) == sorted([*served(REGISTRY), *served(of_watch)])
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 def scraped(port: int) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_S) as answer:
         return str(answer.read().decode())
 
 
 def test_metrics_are_served_beside_hundreds_of_half_requests() -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     stop = metrics.serve_metrics(f"127.0.0.1:{port}", metrics.WatchMetrics(CollectorRegistry()).registry)
     try:
         with ExitStack() as stack:
@@ -64,7 +60,7 @@ def test_metrics_are_served_beside_hundreds_of_half_requests() -> None:
 
 def test_who_does_not_end_a_request_is_cut_off_whatever_drips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "PROOF_S", 0.5)
-    port = free_port()
+    port = free_ports(1)[0]
     stop = metrics.serve_metrics(f"127.0.0.1:{port}", CollectorRegistry())
     try:
         with closing(socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S)) as slow:
@@ -84,7 +80,7 @@ def test_who_does_not_end_a_request_is_cut_off_whatever_drips(monkeypatch: pytes
 
 def test_serving_metrics_asks_no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getfqdn", lambda _name="": pytest.fail("a name server was asked"))
-    metrics.serve_metrics(f"127.0.0.1:{free_port()}", CollectorRegistry())()
+    metrics.serve_metrics(f"127.0.0.1:{free_ports(1)[0]}", CollectorRegistry())()
 
 
 def is_closed(peer: socket.socket) -> bool:

@@ -92,7 +92,7 @@ def test_the_first_report_leaves_at_once_and_the_newest_of_many_is_the_last(agen
     until(lambda: agent.steps() == [1])
     for step in range(2, 500):
         reporter.tell(step, {"loss": 1.0})
-    assert reporter.flush(5.0)
+    assert reporter.flush(LIMIT_S)
     steps = agent.steps()
     assert steps[-1] == 499
     assert len(steps) < 250  # those in between gave way
@@ -121,7 +121,7 @@ def test_a_fenced_rank_learns_it_in_its_training_loop(agent: Agent, to: Destinat
     with pytest.raises(FencedError) as refused:
         reporter.tell(3, {})
     assert (refused.value.attempt, refused.value.newest) == (ATTEMPT, Attempt(5, 1, 0))
-    reporter.flush(5.0)
+    reporter.flush(LIMIT_S)
     assert agent.steps() == []
 
 
@@ -136,7 +136,7 @@ def test_ranks_are_told_once_each_at_which_step_to_save(agent: Agent, to: Destin
 
     until(told)
     assert not reporter.is_save_due(9), "once is enough"
-    reporter.flush(5.0)
+    reporter.flush(LIMIT_S)
 
 
 def test_a_wish_is_for_its_own_attempt_and_no_step_before(agent: Agent, to: Destination) -> None:
@@ -144,7 +144,7 @@ def test_a_wish_is_for_its_own_attempt_and_no_step_before(agent: Agent, to: Dest
     reporter = Reporter(to)
     reporter.tell(5, {})
     until(lambda: agent.steps() == [5])
-    assert reporter.flush(5.0)
+    assert reporter.flush(LIMIT_S)
     assert not reporter.is_save_due(6)
     assert reporter.is_save_due(7)
     other = Reporter(replace(to, attempt=Attempt(ATTEMPT.job, ATTEMPT.restart, ATTEMPT.relaunch + 1)))
@@ -174,7 +174,7 @@ def test_reports_go_on_when_the_agent_comes_back(
         return bool(agent.steps())
 
     until(arrived)
-    assert reporter.flush(5.0)
+    assert reporter.flush(LIMIT_S)
 
 
 def test_a_report_is_not_lost_to_an_agent_that_was_started_anew(
@@ -198,7 +198,7 @@ def test_a_metric_that_is_no_number_is_left_out_and_said_once(
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             reporter.tell(1, {"loss": 1.5, "note": "a text"})
-    assert reporter.flush(5.0)
+    assert reporter.flush(LIMIT_S)
     assert caplog.text.count("'note'") == 1
     assert dict(agent.servicer.bulletin.since(0).records[-1].metrics) == {"loss": 1.5}
 
@@ -213,7 +213,7 @@ def test_a_step_that_no_message_takes_ends_no_reporting(
         until(lambda: reporter._silent)
     reporter.tell(7, {})
     until(lambda: agent.steps() == [7])
-    assert reporter.flush(5.0)
+    assert reporter.flush(LIMIT_S)
     assert caplog.text.count("training goes on: Value out of range: -1") == 1
 
 
@@ -292,14 +292,14 @@ deeplink.report(step=1)
 from deeplink.training import progress
 from deeplink.core.clock import SystemClock
 reporter = progress._process.reporter
-assert reporter is not None and reporter.flush(5.0)
+assert reporter is not None and reporter.flush({LIMIT_S})
 assert not {{"grpc", "numpy"}}.intersection(sys.modules)
 child = os.fork()
 if child == 0:
     from deeplink.v1 import node_pb2, node_pb2_grpc
     from deeplink.rpc.channel import open_channel
     with open_channel({to.agent!r}, "secret") as channel:
-        node_pb2_grpc.NodeStub(channel).Status(node_pb2.StatusRequest(), timeout=5)
+        node_pb2_grpc.NodeStub(channel).Status(node_pb2.StatusRequest(), timeout={LIMIT_S})
     deeplink.report(step=2)
     progress._process.flush()
     os._exit(0)
@@ -318,7 +318,7 @@ from deeplink.v1 import node_pb2, node_pb2_grpc
 from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.channel import open_channel
 with open_channel("127.0.0.1:{agent.port}", "secret") as channel:
-    node_pb2_grpc.NodeStub(channel).Status(node_pb2.StatusRequest(), timeout=5)
+    node_pb2_grpc.NodeStub(channel).Status(node_pb2.StatusRequest(), timeout={LIMIT_S})
     child = os.fork()
     if child == 0:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,17 +17,13 @@ from PIL import Image
 from deeplink.cache.packer import pack
 from deeplink.checkpoints import Checkpoints
 from deeplink.core.config import Config
+from tests.processes import free_ports
 from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 GUIDE = Path(__file__).parents[3] / "docs" / "training.md"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Ranks:
@@ -39,7 +34,7 @@ class Ranks:
             **env,
             "WORLD_SIZE": str(world),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
+            "MASTER_PORT": str(free_ports(1)[0]),
             "DEEPLINK_ATTEMPT": attempt,
             "OMP_NUM_THREADS": "1",
         }

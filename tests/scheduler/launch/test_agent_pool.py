@@ -107,10 +107,19 @@ def node() -> Iterator[Callable[[str], Node]]:
 
 def gathered(*nodes: Node, late: tuple[str, ...] = ()) -> tuple[AgentPool, Agents]:
     agents = Agents([one.facts for one in nodes])
-    fleet = AgentPool(agents, token_of_any, SystemClock())
+    fleet = AgentPool(agents, token_of_any, Ticks())
     names = [NodeName(one.facts.node) for one in nodes] + [NodeName(name) for name in late]
     assert came_up(fleet, names, len(nodes), logs="the log")
     return fleet, agents
+
+
+class Ticks(ManualClock):
+    """Moves with each tick, and never faster than time does: no stall of a busy machine is one of its nodes'."""
+
+    @override
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+        super().sleep(seconds)
 
 
 def ticked(fleet: AgentPool, question: Callable[[], bool], bound_s: float = LIMIT_S) -> list[common_pb2.Progress]:
@@ -119,7 +128,7 @@ def ticked(fleet: AgentPool, question: Callable[[], bool], bound_s: float = LIMI
     while not question():
         assert time.monotonic() < end
         heard += fleet.tick(ATTEMPT)
-        time.sleep(0.02)
+        fleet._clock.sleep(0.02)
     return heard
 
 
@@ -180,11 +189,12 @@ def test_reports_arrive_once_and_in_order(node: Callable[[str], Node]) -> None:
     for step in range(1, 40):
         report(one, step)
         heard += [progress.step for progress in fleet.tick(ATTEMPT)]
-        time.sleep(0.03)
+        fleet._clock.sleep(0.03)
     heard += [progress.step for progress in ticked(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s < 0.1)]
     end = time.monotonic() + LIMIT_S
     while heard[-1:] != [39] and time.monotonic() < end:
         heard += [progress.step for progress in fleet.tick(ATTEMPT)]
+        fleet._clock.sleep(0.02)
     assert heard == list(range(1, 40))
     assert fleet.store_of(NodeName("n0")).shards == 3
     fleet.close()
@@ -253,6 +263,7 @@ def test_an_answer_that_a_later_one_overtook_tells_nothing_twice() -> None:
 
     def has_heard(step: int) -> bool:
         heard.extend(progress.step for progress in fleet.tick(ATTEMPT))
+        fleet._clock.sleep(0.02)
         return step in heard
 
     heard += [progress.step for progress in ticked(fleet, servicer.ready.is_set)]
@@ -304,7 +315,7 @@ def test_the_asked_agents_fence_older_attempts(node: Callable[[str], Node]) -> N
     while one.servicer.bulletin.learn(ATTEMPT) != newer:
         assert time.monotonic() < end
         fleet.tick(newer)
-        time.sleep(0.02)
+        fleet._clock.sleep(0.02)
     fleet.close()
 
 
@@ -320,7 +331,7 @@ def test_a_stopped_agent_falls_silent_and_the_other_does_not(node: Callable[[str
 def test_a_frozen_agent_stays_in_contact() -> None:
     with socket.create_server(("127.0.0.1", 0)) as frozen:  # its kernel accepts, nobody answers
         facts = NodeFacts(node="n0", address=f"127.0.0.1:{frozen.getsockname()[1]}")
-        fleet = AgentPool(Agents([facts]), token_of_any, SystemClock())
+        fleet = AgentPool(Agents([facts]), token_of_any, Ticks())
         assert came_up(fleet, [NodeName("n0")], 1, logs="")
         ticked(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s > 2.5)
         assert fleet.silence()[NodeName("n0")].contact_s < 2.0
@@ -350,7 +361,7 @@ def revived_by(step: Agents) -> AgentRestart:
 def test_a_machine_that_refuses_has_lost_its_agent_and_gets_another(node: Callable[[str], Node]) -> None:
     one, two, again = node("n0"), node("n1"), Agents()
     agents = Agents([one.facts, two.facts])
-    fleet = AgentPool(agents, token_of_any, SystemClock(), revived_by(again))
+    fleet = AgentPool(agents, token_of_any, Ticks(), revived_by(again))
     n0, n1 = NodeName("n0"), NodeName("n1")
     assert came_up(fleet, [n0, n1], 2, logs="")
     ticked(fleet, lambda: fleet.silence()[n1].answer_s < 0.1)
@@ -377,9 +388,7 @@ def test_a_machine_that_has_lost_slurmd_too_was_in_no_contact_since_it_refuses(
         raise NoSlurmdError(nodes)
 
     one, two = node("n0"), node("n1")
-    fleet = AgentPool(
-        Agents([one.facts, two.facts]), token_of_any, SystemClock(), AgentRestart(start, SystemClock())
-    )
+    fleet = AgentPool(Agents([one.facts, two.facts]), token_of_any, Ticks(), AgentRestart(start, SystemClock()))
     n0, n1 = NodeName("n0"), NodeName("n1")
     assert came_up(fleet, [n0, n1], 2, logs="")
     ticked(fleet, lambda: fleet.silence()[n1].answer_s < 0.1)
@@ -398,7 +407,7 @@ def test_a_machine_that_has_lost_slurmd_too_was_in_no_contact_since_it_refuses(
 def test_while_the_starter_ends_all_agents_none_is_missed(node: Callable[[str], Node]) -> None:
     one = node("n0")
     agents = Agents([one.facts])
-    fleet = AgentPool(agents, token_of_any, SystemClock(), revived_by(Agents()))
+    fleet = AgentPool(agents, token_of_any, Ticks(), revived_by(Agents()))
     n0 = NodeName("n0")
     assert came_up(fleet, [n0], 1, logs="")
     ticked(fleet, lambda: fleet.silence()[n0].answer_s < 0.1)
@@ -417,7 +426,7 @@ def test_a_machine_that_was_out_of_reach_and_refuses_now_was_booted_anew() -> No
             caller.setblocking(False)
             caller.connect_ex(full.getsockname())
         facts = NodeFacts(node="n0", address=f"127.0.0.1:{full.getsockname()[1]}")
-        fleet = AgentPool(Agents([facts], code=1), token_of_any, SystemClock(), revived_by(Agents()))
+        fleet = AgentPool(Agents([facts], code=1), token_of_any, Ticks(), revived_by(Agents()))
         assert came_up(fleet, [n0], 1, logs="")
         ticked(fleet, lambda: fleet.silence()[n0].contact_s > 1.8)
     ticked(fleet, lambda: fleet.silence()[n0].contact_s > 2.6)
@@ -471,7 +480,7 @@ def test_who_is_in_reach_again_is_asked_at_once_by_a_connection_of_its_own(node:
         for caller in callers:
             caller.setblocking(False)
             caller.connect_ex(full.getsockname())
-        fleet = AgentPool(Agents([NodeFacts(node="n0", address=f"127.0.0.1:{port}")]), token_of_any, SystemClock())
+        fleet = AgentPool(Agents([NodeFacts(node="n0", address=f"127.0.0.1:{port}")]), token_of_any, Ticks())
         assert came_up(fleet, [n0], 1, logs="")
         ticked(fleet, lambda: fleet.silence()[n0].contact_s > 2.6)
         before = fleet.silence()[n0]
@@ -505,7 +514,7 @@ def test_a_silent_node_is_knocked_at_though_a_thousand_files_are_open() -> None:
         fleet = AgentPool(
             Agents([NodeFacts(node="n0", address=f"127.0.0.1:{frozen.getsockname()[1]}")]),
             token_of_any,
-            SystemClock(),
+            Ticks(),
         )
         assert came_up(fleet, [NodeName("n0")], 1, logs="")
         ticked(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s > 1.8)
@@ -535,7 +544,7 @@ def test_a_node_whose_agent_came_up_once_more_on_another_boot_was_booted_anew() 
 
     n0, again = NodeName("n0"), Agents()
     fleet = AgentPool(
-        Agents([start("first")]), token_of_any, SystemClock(), AgentRestart(lambda _nodes: again, SystemClock())
+        Agents([start("first")]), token_of_any, Ticks(), AgentRestart(lambda _nodes: again, SystemClock())
     )
     assert came_up(fleet, [n0], 1, logs="the log")
     ticked(fleet, lambda: fleet.boot_ids()[n0] == "first")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing_extensions import override
 
 from deeplink.core.clock import SystemClock
 from deeplink.core.config import load_config
-from deeplink.core.types import NodeName
+from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.launch.job import run_job
 from deeplink.scheduler.launch.launch_spec import LaunchSpec
@@ -45,7 +46,7 @@ state = folder / "state"
 step = int(state.read_text()) if state.exists() else 0
 relaunch = os.environ["DEEPLINK_ATTEMPT"].rpartition(".")[2]
 (folder / f"{relaunch}.{rank}.{os.environ['DEEPLINK_NODE']}").write_text(str(os.getpid()))
-while step < steps:
+while step < steps or (relaunch == "0" and os.environ.get("LOSES_A_NODE")):
     time.sleep(0.05)
     if os.environ.get("HANG_AT") == str(step) and os.environ["DEEPLINK_ATTEMPT"].endswith(".0"):
         time.sleep(600)
@@ -58,6 +59,8 @@ while step < steps:
     if failing == str(rank) and step >= int(at):
         sys.exit(5)
     if os.environ.get("FAIL_ONCE_AT") == f"{rank}.{step}" and relaunch == "0":
+        while not state.exists():  # rank 0 may be behind
+            time.sleep(0.01)
         sys.exit(5)
 """
 
@@ -137,7 +140,7 @@ def test_ranks_that_fail_again_without_a_new_step_are_the_applications_failure(t
 
 
 def test_an_elastic_run_goes_on_with_fewer_nodes(tmp_path: Path) -> None:
-    run = Run(tmp_path, "--local", "3", "--elastic", "2", steps=150)
+    run = Run(tmp_path, "--local", "3", "--elastic", "2", steps=150, LOSES_A_NODE="1")
     run.wait_for(lambda: (tmp_path / "state").exists() and run.events("first-step"))
     agents = run.events("agents-ready")[0]["agents"]
     os.killpg(agents["local1"]["pid"], signal.SIGKILL)
@@ -157,11 +160,13 @@ def recorded(run: Run) -> list[tuple[str, str, str]]:
 
 
 def test_a_node_that_dies_is_replaced_by_the_spare(tmp_path: Path) -> None:
-    run = Run(tmp_path, "--local", "3", "--spares", "1", "--group-size", "2", steps=150)
+    run = Run(tmp_path, "--local", "3", "--spares", "1", "--group-size", "2", steps=150, LOSES_A_NODE="1")
+    rank = tmp_path / "0.1.local1"
     run.wait_for(lambda: (tmp_path / "state").exists() and run.events("first-step"))
+    run.wait_for(lambda: rank.exists() and rank.read_text())
     agents = run.events("agents-ready")[0]["agents"]
     os.killpg(agents["local1"]["pid"], signal.SIGKILL)
-    os.killpg(int((tmp_path / "0.1.local1").read_text()), signal.SIGKILL)
+    os.killpg(int(rank.read_text()), signal.SIGKILL)
     code, said = run.ended()
     assert code == 0, said
     assert run.events("node-silent")[0]["nodes"] == ["local1"]
@@ -268,6 +273,16 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
     for agent in run.events("agents-ready")[0]["agents"].values():
         with pytest.raises(ProcessLookupError):
             os.kill(agent["pid"], 0)
+
+
+def test_ranks_meet_at_a_port_that_the_kernel_gives_to_nobody_who_connects_meanwhile(tmp_path: Path) -> None:
+    backend = LocalBackend.on_this_machine(1, os.environ, tmp_path / "store", tmp_path / "own")
+    given = range(*map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()))
+    ports = [backend.port_for(Attempt(backend.job, 0, relaunch)) for relaunch in range(20)]
+    assert not [port for port in ports if port in given]
+    assert len(set(ports)) > 1
+    with socket.create_server(("", ports[0])):
+        assert backend.port_for(Attempt(backend.job, 0, 0)) != ports[0]
 
 
 @dataclass(frozen=True)
