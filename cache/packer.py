@@ -147,6 +147,7 @@ def pack(
     origin, catalog, store = open_source(source), Catalog(config.catalog), Store(config.store)
     kept_at = open_home(home) if home else None
     catalog.check_writable(name)
+    listed_unix = clock.unix()
     job = planned_job(origin, catalog, name, config, members=len(members), append=append)
     planned = PackProgress(
         total_files=len(job.listing), total_bytes=int(job.listing.sizes.sum()), total_shards=len(job.plan.shards)
@@ -185,6 +186,7 @@ def pack(
             bytes=planned.total_bytes,
             shards=planned.total_shards,
             packed_unix=clock.unix(),
+            listed_unix=listed_unix,
         )
         version = catalog.publish(name, job.content(work.pieces, home), record)
         job.keep_marks(catalog.path(name, version))
