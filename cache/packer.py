@@ -188,6 +188,7 @@ def pack(
     origin, catalog, store = open_source(source), Catalog(config.catalog), Store(config.store)
     kept_at = open_home(home, FileAccess.as_of(origin.url, local=origin.local)) if home else None
     catalog.check_writable(name)
+    listed_unix = clock.unix()
     job = planned_job(origin, catalog, name, config, wanted=wanted, members=len(members), append=append)
     planned = PackProgress(
         total_files=len(job.listing), total_bytes=int(job.listing.sizes.sum()), total_shards=len(job.plan.shards)
@@ -226,6 +227,7 @@ def pack(
             bytes=planned.total_bytes,
             shards=planned.total_shards,
             packed_unix=clock.unix(),
+            listed_unix=listed_unix,
         )
         lacking, why = _lacking(kept_at, work.pieces)
         at_home = {piece.id: piece.bytes for piece in work.pieces.values() if piece.id not in lacking}

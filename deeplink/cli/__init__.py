@@ -195,6 +195,10 @@ def _warn_of_misspelt() -> None:
 def main() -> None:
     """Run the command and exit, with the exit codes that the help lists."""
     gc.set_threshold(_GC_AFTER)
+    if "DEEPLINK_PATH_ROOTS" in os.environ:
+        from deeplink.paths import uninstall
+
+        uninstall()  # a command of ours, started by a rank, wants the files themselves
     try:
         code = cli.main(prog_name="deeplink", standalone_mode=False)
     except click.ClickException as problem:

@@ -16,6 +16,7 @@ from deeplink.core.config import load_config
 from deeplink.core.types import Attempt
 from deeplink.scheduler.launch.container import RUNTIMES
 from deeplink.scheduler.launch.environment import DEFAULT, RECIPES, Start
+from deeplink.scheduler.slurm.submission import PATHS_VARIABLE
 from deeplink.scheduler.topology.rank_order import too_few_nodes
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ Examples:
   deeplink run --spares 1 --nproc-per-node 4 -- python train.py
   deeplink run --group-size 16 -- python train.py              ranks 0-15, 16-31, ... each on one leaf
   deeplink run --recipe torchrun -- torchrun train.py          one torchrun per node; --recipe list shows all
+  deeplink run --paths -- python train.py                      files below packed folders: from the cache
   deeplink run --container image.sif -- python train.py        every rank in an Apptainer image
   deeplink run --dry-run -- python train.py                    which rank would run where
   deeplink run --local 2 -- python train.py                    without Slurm: two "nodes" on this machine
@@ -233,6 +235,14 @@ def _recipe(context: click.Context, _parameter: click.Parameter, value: str) -> 
     "Start the ranks again on a spare in place of a persistently slow one's node. [default: report it]",
     envvar="DEEPLINK_REPLACE_STRAGGLERS",
 )
+@option(
+    "--paths [NAME,...]",
+    "Serve files below packed folders from the cache, to unchanged Python code that opens them: of all datasets, "
+    "or of those named (docs/paths.md).",
+    is_flag=False,
+    flag_value="all",
+    envvar=PATHS_VARIABLE,
+)
 @recovery_options
 @option(
     "--srun-option OPTION", "Hand an option to the ranks' srun; repeatable.", name="srun_options", multiple=True
@@ -256,6 +266,7 @@ def command(  # noqa: PLR0913 - one for each option
     group_sizes: tuple[int, ...],
     step_timeout: float | None,
     replace_stragglers: bool,
+    paths: str | None,
     recovery: RecoveryOptions,
     srun_options: tuple[str, ...],
     interface: str | None,
@@ -295,7 +306,7 @@ def command(  # noqa: PLR0913 - one for each option
         step_timeout_s=step_timeout,
         replace_stragglers=replace_stragglers,
         strand_timeout_s=recovery.strand_timeout,
-        passed_on=passed_on(config, os.environ),
+        passed_on={**passed_on(config, os.environ), **_served_paths(paths, config, inside)},
         group_sizes=tuple(sorted(set(group_sizes))),
         recipe_name=recipe,
         container=inside.container(local=local is not None),
@@ -311,6 +322,21 @@ def command(  # noqa: PLR0913 - one for each option
         _print_plan(backend, order, site, as_json=as_json)
         return 0
     return run_job(backend, order, config, policy=recovery.policy(), site=site, as_json=as_json)
+
+
+def _served_paths(names: str | None, config: Config, inside: _ContainerOptions) -> dict[str, str]:
+    """Return what every rank finds in its environment so that its Python serves paths."""
+    if names is None:
+        return {}
+    if inside.image is not None:
+        raise click.UsageError(
+            "--paths does not reach into a container: call deeplink.paths.install() in the script"
+        )
+    from deeplink.paths.packed_folder import packed_roots
+    from deeplink.paths.roots import environment
+
+    chosen = () if names == "all" else tuple(filter(None, names.split(",")))
+    return environment(packed_roots(chosen, config), os.environ)
 
 
 def _backend(config: Config, local: int | None, srun_options: tuple[str, ...]) -> Backend:

@@ -50,6 +50,8 @@ you choose nodes or switches yourself.
 Options of ours, before the script, or in it as `#DEEPLINK --spares 1`, without the prefix:
   --deeplink-spares N       nodes of the job that rest until another is lost; default of `deeplink run --spares`
   --deeplink-shim           srun and torchrun of the script become `deeplink run`; the script stays as it is
+  --deeplink-paths[=NAME,...]
+                            its files below packed folders come from the cache, as of `deeplink run --paths`
   --deeplink-data NAME,...  packed datasets it reads: nodes that hold them are better
   --deeplink-patience TIME  how long it may be made to wait for fewer leaves, as of --time [default: 0, not at all]
   --deeplink-profile FILE   what its steps compute, send and read (docs/cost-model.md): nodes are compared by the
@@ -69,6 +71,7 @@ Examples:
   deeplink sbatch -N 9 --gres=gpu:8 --deeplink-spares 1 train.sh --epochs 90
   deeplink sbatch -N 4 --exclusive --deeplink-data imagenet --dry-run train.sh
   deeplink sbatch --deeplink-shim -N 8 old-script-with-srun.sh
+  deeplink sbatch --deeplink-shim --deeplink-paths -N 1 script-that-reads-a-folder.sh
   deeplink sbatch -N 2 --wrap 'deeplink run -- python train.py'
 """
 

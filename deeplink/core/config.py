@@ -27,7 +27,9 @@ USER_FILE = Path("~/.config/deeplink/config.toml")
 WHOLE = "(file)"
 """Stands for a key where the file itself is at fault."""
 # Not settings: what a job hands on to its ranks, and what other modules read on their own.
-_OTHERS = frozenset({"agent", "attempt", "launch", "plan", "shim", "sandbox_root", "sandbox_folder"})
+_OTHERS = frozenset(
+    {"agent", "attempt", "launch", "paths", "path_roots", "plan", "shim", "sandbox_root", "sandbox_folder"}
+)
 _SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _CLOSE = 0.8  # of difflib; "stoer" is so close to "store"
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _PREFIX = "deeplink-"
 _VALUED = frozenset({"spares", "data", "patience", "place", "profile", "resubmit"})
-_SCRIPTED = _VALUED | {"shim"}
-_FLAGS = frozenset({"shim", "dry-run", "json"})
+_SCRIPTED = _VALUED | {"shim", "paths"}
+_FLAGS = frozenset({"shim", "paths", "dry-run", "json"})
 _OURS = frozenset(_PREFIX + name for name in _VALUED | _FLAGS) | {"dry-run"}
 _GRAMMAR = Grammar(
     valued=SBATCH.valued | {_PREFIX + name for name in _VALUED},
@@ -29,7 +29,9 @@ _GRAMMAR = Grammar(
 )
 # A `#DEEPLINK` line has our options alone, so that they need no prefix there; with it they do as well.
 _IN_SCRIPT = Grammar(
-    valued=_VALUED | {_PREFIX + name for name in _VALUED}, flags=frozenset({"shim", _PREFIX + "shim"}), short={}
+    valued=_VALUED | {_PREFIX + name for name in _VALUED},
+    flags=frozenset({"shim", "paths", _PREFIX + "shim", _PREFIX + "paths"}),
+    short={},
 )
 DIRECTIVE = "#DEEPLINK"
 
@@ -41,6 +43,7 @@ _ADDED = (
     ("--open-mode=append", ("open-mode",), ("SBATCH_OPEN_MODE",)),
 )
 SPARES_VARIABLE = "DEEPLINK_SPARES"
+PATHS_VARIABLE = "DEEPLINK_PATHS"
 SHIM_VARIABLE = "DEEPLINK_SHIM"
 """Names the folder of the stand-ins for srun and torchrun, in a job that uses them."""
 NAME = "submission.json"
@@ -66,6 +69,9 @@ class Ours:
 
     spares: int | None = None  # nodes that are to rest; None when not said
     shim: bool = False  # whether srun and torchrun of the script are to be ours
+    paths: str | None = (
+        None  # whose paths `deeplink run` serves from the cache, as its --paths; None when not said
+    )
     data: tuple[str, ...] = ()  # datasets that the job will read
     patience: str | None = None  # how long it may wait for better nodes, in Slurm's words; None when not said
     # file that tells how long its steps take, and what they send and read; None when not said
@@ -79,6 +85,7 @@ class Ours:
         return Ours(
             spares=other.spares if self.spares is None else self.spares,
             shim=self.shim or other.shim,
+            paths=other.paths if self.paths is None else self.paths,
             data=self.data or other.data,
             patience=other.patience if self.patience is None else self.patience,
             profile=other.profile if self.profile is None else self.profile,
@@ -228,6 +235,7 @@ def _ours(line: CommandLine, prefix: str) -> Ours:
     return Ours(
         spares=None if spares is None else int(spares),
         shim=_flag(line, f"{prefix}shim"),
+        paths=None if (paths := line.last(f"{prefix}paths")) is None else paths.value or "all",
         data=tuple(filter(None, (value("data", "the name of a packed dataset") or "").split(","))),
         patience=value("patience", "a time as of --time, or 0"),
         profile=value("profile", "the file with the job's profile (docs/cost-model.md)"),
@@ -259,6 +267,8 @@ def submission(
     changes: dict[str, str] = {}
     if ours.spares is not None:
         changes[SPARES_VARIABLE] = str(ours.spares)
+    if ours.paths is not None:
+        changes[PATHS_VARIABLE] = ours.paths
     if ours.shim:
         changes[SHIM_VARIABLE] = shim_folder
         changes["PATH"] = f"{shim_folder}:{env.get('PATH', '')}"
@@ -310,8 +320,8 @@ def _export(
 
 def _closed(option: str, needed: tuple[str, ...]) -> SubmissionError:
     return SubmissionError(
-        f"{option} keeps {', '.join(needed)} from the job, which --deeplink-spares and --deeplink-shim work by",
-        "Use --export=ALL,..., or call `deeplink run --spares N -- COMMAND` in the script instead.",
+        f"{option} keeps {', '.join(needed)} from the job, which --deeplink-spares, -paths and -shim work by",
+        "Use --export=ALL,..., or call `deeplink run --spares N --paths -- COMMAND` in the script instead.",
     )
 
 

@@ -33,7 +33,12 @@ def cluster() -> Iterator[Sandbox]:
 
 
 def epochs_of(sandbox: Sandbox, story: str) -> dict[tuple[str, int], list[tuple[int, int, int, int]]]:
-    """Play a story in a home that is as a new user's, on wiped SSDs; return what each epoch of each task said."""
+    """Play a story; return what each epoch of each task said."""
+    return told_epochs(played(sandbox, story))
+
+
+def played(sandbox: Sandbox, story: str) -> str:
+    """Play a story in a home that is as a new user's, on wiped SSDs; return what it printed."""
     for path in sandbox.home.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     for node in sandbox.nodes:
@@ -42,18 +47,23 @@ def epochs_of(sandbox: Sandbox, story: str) -> dict[tuple[str, int], list[tuple[
     settings = sandbox.home / ".config" / "deeplink"
     settings.mkdir(parents=True)
     (settings / "config.toml").write_text('store = "/local/ssd/deeplink"\n')
-    for name in ("epochs.py", f"{story}.sh"):
-        shutil.copy(STORIES / name, sandbox.home / name)
+    for path in (*STORIES.glob("*.py"), STORIES / f"{story}.sh"):
+        shutil.copy(path, sandbox.home / path.name)
     for path in (sandbox.home, *sandbox.home.rglob("*")):
         shutil.chown(path, sandbox.user.uid, sandbox.user.gid)
     done = sandbox.run(CTL, ["bash", "-eu", f"{story}.sh"], timeout_s=5 * LIMIT_S)
     assert done.code == 0, done.stdout + done.stderr
     sys.stdout.write(done.stdout)
+    return done.stdout + done.stderr
+
+
+def told_epochs(output: str) -> dict[tuple[str, int], list[tuple[int, int, int, int]]]:
+    """Return what each epoch of each task said: samples of the node, of others, of the home, of the source."""
     found: dict[tuple[str, int], list[tuple[int, int, int, int]]] = {}
-    for who, epoch, *came in _EPOCH.findall(done.stdout):
+    for who, epoch, *came in _EPOCH.findall(output):
         local, peer, home, source = map(int, came)
         found.setdefault((who, int(epoch)), []).append((local, peer, home, source))
-    assert found, done.stdout + done.stderr
+    assert found, output
     for said in found.values():
         assert sum(map(sum, said)) == FILES * len(said)
     return found
@@ -97,3 +107,16 @@ def test_after_one_pack_nobody_reads_the_source(cluster: Sandbox, story: str) ->
     assert sum(home for _, _, home, _ in first) > 0
     for (_, epoch), said in found.items():
         assert epoch == 1 or all(home == 0 for _, _, home, _ in said), found
+
+
+def test_an_unchanged_script_reads_its_folder_from_the_cache(cluster: Sandbox) -> None:
+    output = played(cluster, "imagefolder")
+    found = told_epochs(output)
+    assert sorted(found) == [("n1 task 0", 1), ("n1 task 0", 2), ("n1 task 0", 3)]
+    assert not sources_of(found), output
+    assert [found["n1 task 0", epoch][0][2] for epoch in (2, 3)] == [0, 0], output
+    # Every epoch had the same pixels, also that of the workers, for whom the files themselves were locked.
+    digests = re.findall(rf"epoch \d: {FILES} images, ([0-9a-f]{{16}})$", output, re.MULTILINE)
+    assert len(digests) == 4, output
+    assert len(set(digests)) == 1
+    assert "with workers: epoch 1" in output

@@ -245,3 +245,20 @@ def test_how_long_a_step_may_take(
 @pytest.mark.parametrize("word", ["never", "-1", "nan", "inf", ""])
 def test_a_step_timeout_that_is_none_is_wrong_usage(word: str) -> None:
     assert CliRunner().invoke(cli, ["run", f"--step-timeout={word}", "--", "true"]).exit_code == 2
+
+
+def test_paths_are_not_served_in_a_container(tmp_path: Path) -> None:
+    done = run("--local", "1", "--paths", "--container", "image.sif", "--dry-run", "--", "true")
+    assert "does not reach into a container" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--paths"], "was packed from a folder"), (["--paths", "python"], "has no dataset 'python'")],
+)
+def test_paths_that_cannot_be_served_are_an_error_before_anything_starts(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DEEPLINK_CATALOG", str(tmp_path))
+    with pytest.raises(DeepLinkError, match=said):
+        plan("--local", "1", *words, "--", "true")

@@ -90,6 +90,24 @@ def test_the_stand_ins_come_first_on_path() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "script", "paths"),
+    [
+        (["--deeplink-paths"], "", "all"),
+        (["--deeplink-paths=a,b@01"], "#DEEPLINK --paths\n", "a,b@01"),
+        ([], "#DEEPLINK --paths=a\n", "a"),
+        ([], "#DEEPLINK --deeplink-paths --shim\n", "all"),
+    ],
+)
+def test_whose_paths_are_served_travels_in_the_environment(words: list[str], script: str, paths: str) -> None:
+    request = understood([*words, "job.sh"])
+    ours = request.ours.over(in_script(script))
+    made = submission(request, ours, script, {"PATH": "/bin"}, "/shim")
+    assert made.changes["DEEPLINK_PATHS"] == paths
+    assert list(made.argv)[-1] == "job.sh"
+    assert not any("paths" in word for word in made.argv)
+
+
+@pytest.mark.parametrize(
     ("words", "script", "env", "export"),
     [
         (["--export=ALL,A=1"], "", {}, None),
