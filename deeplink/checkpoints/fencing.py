@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
 
-from deeplink.checkpoints.found import FULL, CheckpointError
+from deeplink.checkpoints.found import FULL
+from deeplink.checkpoints.manifest import CheckpointError
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import FencedError, NodeName, parse_members
 from deeplink.rpc.forksafe import PlainBusyError, PlainCallError, PlainConnection, PlainStatusError
