@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.placement.model.constants import (
     LinkSpeed,
-    ModelInputError,
     above_zero,
     not_below_zero,
 )
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
 # Nonlinear least squares by Levenberg and Marquardt: damped, bounded by priors, deaf to outliers; pure.
 
 
-class TooFewMeasurementsError(ModelInputError):
+class TooFewMeasurementsError(DeepLinkError):
     """Step times were to be fitted, and there are hardly any."""
 
     def __init__(self, there: int, wanted: int) -> None:
         super().__init__(
             f"{there} measured step times, but a fit needs {wanted}",
             remedy="Measure other batch sizes or other placements, or predict with the default constants.",
+            exit_code=2,
         )
 
 

@@ -208,15 +208,6 @@ class PlacementError(DeepLinkError):
         self.problems = tuple(problems)
 
 
-class PackRunningError(DeepLinkError):
-    """Another process is packing the same source into the same store."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(
-            f"another `deeplink pack` of this source works in {folder}", remedy="Wait until it is done."
-        )
-
-
 class HomeError(DeepLinkError):
     """A packed home does not give, or does not take, a file."""
 

@@ -84,7 +84,7 @@ def read_workload(folder: Path) -> Workload:
         OSError: there is no placements.csv.
         KeyError: a column is missing.
         ValueError: a number is none.
-        ModelInputError: a number that cannot be, such as a step of no seconds.
+        DeepLinkError: a number that cannot be, such as a step of no seconds.
     """
     rows = _rows(folder / "placements.csv")
     measured = [

@@ -132,12 +132,12 @@ def command(**asked: Any) -> None:
 
 def _trace(asked: dict[str, Any]) -> Trace:
     from benchmarks.simulate.trace import read_trace
-    from deeplink.core.publish import FileTroubleError
+    from deeplink.core.publish import file_trouble
 
     try:
         return read_trace(asked["trace"], cluster=asked["cluster"], limit=asked["jobs"], skip=asked["skip"])
     except OSError as problem:
-        raise FileTroubleError("read", asked["trace"], problem) from problem
+        raise file_trouble("read", asked["trace"], problem) from problem
 
 
 def _site(asked: dict[str, Any]) -> SimulatedCluster:
@@ -167,7 +167,7 @@ def _settings(asked: dict[str, Any]) -> StudySettings:
 
     from benchmarks.simulate.engine import Rules
     from benchmarks.simulate.study import StudySettings
-    from deeplink.core.publish import FileTroubleError
+    from deeplink.core.publish import file_trouble
     from deeplink.scheduler.placement.model.constants import Constants, constants_from
 
     constants = Constants()
@@ -175,7 +175,7 @@ def _settings(asked: dict[str, Any]) -> StudySettings:
         try:
             text = asked["constants"].read_text(encoding="utf-8", errors="replace")
         except OSError as problem:
-            raise FileTroubleError("read", asked["constants"], problem) from problem
+            raise file_trouble("read", asked["constants"], problem) from problem
         constants = constants_from(text, str(asked["constants"]))
     less = asked["oversubscribed"]
     leaf, spine = (replace(link, bandwidth=link.bandwidth / less) for link in (constants.leaf, constants.spine))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 
-from deeplink.cache.errors import PackRunningError, PlacementError, SourceChangedError, SourceError
+from deeplink.cache.errors import HomeError, PlacementError, SourceChangedError, SourceError
 from deeplink.cache.format.block import checked_shard_id
 from deeplink.cache.format.names import Names
 from deeplink.cache.pack.shard_pipeline import Placer, ShardPipeline, staging
@@ -20,6 +20,7 @@ from deeplink.cache.source.home import FileAccess, open_home
 from deeplink.cache.source.opening import open_source
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.locks import LockHeldError
 from deeplink.core.types import parse_members
 from deeplink.rpc.tokens import shown
 from deeplink.v1 import cache_pb2
@@ -156,7 +157,7 @@ class _Shift:
         except _LeftError:
             log.info("packing ends: its caller has gone")
         except (DeepLinkError, ValueError) as problem:
-            self.problem, self.busy = str(problem), isinstance(problem, PackRunningError)
+            self.problem, self.busy = str(problem), isinstance(problem, LockHeldError)
         except Exception:
             log.exception("packing")
             self.problem = "it failed; see its log"

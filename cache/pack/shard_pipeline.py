@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -16,7 +15,6 @@ from deeplink.cache import membership
 from deeplink.cache.errors import (
     HomeError,
     MemberError,
-    PackRunningError,
     PlacementError,
     ShardCorruptError,
     StoreError,
@@ -28,6 +26,7 @@ from deeplink.cache.pack.building import AbandonedError, FileReader, Piece, Shar
 from deeplink.cache.rendezvous import CANDIDATES, RendezvousOrder
 from deeplink.cache.transfer.client import MemberClient
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.locks import LockHeldError, try_lock
 from deeplink.core.private import private_folder
 from deeplink.core.publish import published_file
 
@@ -222,8 +221,9 @@ def staging(root: Path, plan: str, now: float) -> Iterator[Staging]:
     except OSError as problem:
         raise StoreError(root, problem.strerror or str(problem)) from problem
     with block.opened(folder) as descriptor:
-        if not _is_locked_now(descriptor):
-            raise PackRunningError(folder)
+        if not try_lock(descriptor):
+            running = f"another `deeplink pack` of this source works in {folder}"
+            raise LockHeldError(running, remedy="Wait until it is done.")
         try:
             yield Staging(folder)
         finally:
@@ -237,17 +237,8 @@ def _remove_old(root: Path, own: Path, now: float) -> None:
     for folder in root.glob(f"{_PREFIX}*"):
         if folder != own:
             with contextlib.suppress(OSError), block.opened(folder) as descriptor:
-                if _is_locked_now(descriptor) and now - os.fstat(descriptor).st_mtime > _KEPT_S:
+                if try_lock(descriptor) and now - os.fstat(descriptor).st_mtime > _KEPT_S:
                     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_locked_now(descriptor: int) -> bool:
-    """Lock an open folder for as long as it is open. False: another process has locked it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 class ShardPipeline:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import fcntl
 import logging
 import os
 import threading
@@ -21,6 +20,7 @@ from deeplink.cache.source.opening import open_source
 from deeplink.cache.transfer.fleet import Breaker
 from deeplink.cache.transfer.transport import call_member
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.locks import try_lock
 from deeplink.core.publish import DRAFT_PREFIX
 from deeplink.rpc.tokens import shown
 from deeplink.v1 import cache_pb2
@@ -135,7 +135,7 @@ class Fetcher:
         path = self._store.root / f".{doing}"
         lock = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         with os.fdopen(lock, "wb"):
-            if not _is_locked(lock, path):
+            if not try_lock(lock, path):
                 yield False
                 return
             try:
@@ -209,15 +209,6 @@ class Fetcher:
                 self._store.raise_as_store_error(problem, wanted.bytes)
             finally:
                 draft.unlink(missing_ok=True)
-
-
-def _is_locked(lock: int, path: Path) -> bool:
-    """Lock an open file. False: another has it locked, or has removed it, so that a third may lock a new one."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(lock), path.stat())
-    except (BlockingIOError, FileNotFoundError):
-        return False
 
 
 class Healer:

@@ -11,14 +11,11 @@ from deeplink.checkpoints.claims import Claim, ClaimDamagedError
 from deeplink.checkpoints.folder import Checkpoints
 from deeplink.checkpoints.found import (
     Checkpoint,
-    CheckpointError,
-    CheckpointExistsError,
     FolderGoneError,
     NoModelError,
     NoStateError,
     NotFiniteError,
     NothingWholeError,
-    ReadOnlyError,
     ShardedStateError,
     Skipped,
     StorageSilentError,
@@ -27,9 +24,8 @@ from deeplink.checkpoints.found import (
     UnreadableStateError,
 )
 from deeplink.checkpoints.interval import Advice, NoAdviceError
-from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError, MetaError
-from deeplink.checkpoints.multirank_save import MessageError, PartsMissingError, SaveAbandonedError
-from deeplink.checkpoints.recovery_agreement import NoAgreementError
+from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointError, CheckpointWriteError
+from deeplink.checkpoints.multirank_save import SaveAbandonedError
 from deeplink.core.types import FencedError
 
 __all__ = [
@@ -37,24 +33,18 @@ __all__ = [
     "Checkpoint",
     "CheckpointDamagedError",
     "CheckpointError",
-    "CheckpointExistsError",
     "CheckpointWriteError",
     "Checkpoints",
     "Claim",
     "ClaimDamagedError",
     "FencedError",
     "FolderGoneError",
-    "MessageError",
-    "MetaError",
     "NoAdviceError",
-    "NoAgreementError",
     "NoModelError",
     "NoStateError",
     "NotFetchedError",
     "NotFiniteError",
     "NothingWholeError",
-    "PartsMissingError",
-    "ReadOnlyError",
     "SaveAbandonedError",
     "ShardedStateError",
     "Skipped",

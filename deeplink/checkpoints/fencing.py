@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
 
-from deeplink.checkpoints.found import FULL, CheckpointError
+from deeplink.checkpoints.found import FULL
+from deeplink.checkpoints.manifest import CheckpointError
 from deeplink.core.digest_file import read_members
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import FencedError, NodeName

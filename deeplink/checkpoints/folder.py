@@ -17,8 +17,8 @@ from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.agents import JobAgents
 from deeplink.checkpoints.claims import Retention
 from deeplink.checkpoints.fencing import LENGTH_S, FencingGuard, guarded, last_resort_of, witnesses_of
-from deeplink.checkpoints.found import ReadOnlyError
 from deeplink.checkpoints.interval import RESTART_S, advice_for
+from deeplink.checkpoints.manifest import CheckpointError
 from deeplink.checkpoints.mirror import Mirror, UploadBarrier
 from deeplink.checkpoints.multirank_save import SaveGroup
 from deeplink.checkpoints.ownership import FolderOwnership
@@ -195,7 +195,7 @@ class Checkpoints:
             PrivateFolderError: `local` is not this user's alone.
             FencedError, FolderGoneError: a newer attempt has claimed the folder, or it is not there any more.
             CheckpointDamagedError: the checkpoint that this attempt's ranks agreed on was damaged since.
-            NoAgreementError, NotFetchedError: with `local`, the nodes did not agree on one, or it is lost since.
+            CheckpointError, NotFetchedError: with `local`, the nodes did not agree on one, or it is lost since.
             ClaimDamagedError: a claim is torn.
             DeepLinkError: a save or copy in the background failed so since the last call.
         """
@@ -232,10 +232,9 @@ class Checkpoints:
             meta: small facts to carry along, as JSON: the sampler's state, the digest's.
 
         Raises:
-            FencedError, CheckpointWriteError, CheckpointExistsError: nothing was published.
-            MetaError: meta is not JSON.
+            FencedError, CheckpointWriteError: nothing was published.
+            CheckpointError: opened for reading, meta is not JSON, or another process saved this step meanwhile.
             ValueError: the block left something that is neither file nor folder, or a file named manifest.json.
-            ReadOnlyError: opened for reading.
             DeepLinkError: a save or copy in the background failed so since the last call.
         """
         save = self._begun(step, meta)
@@ -332,7 +331,9 @@ class Checkpoints:
 
     def _begun(self, step: int, meta: dict[str, Any] | None) -> Save:
         if self.readonly:
-            raise ReadOnlyError(self.folder)
+            raise CheckpointError(
+                f"{self.folder} was opened with readonly=True", remedy="Open it without, to save."
+            )
         if step < 0:
             raise ValueError(f"step {step}")
         refuse_strangers(self.local, readonly=self.readonly)

@@ -30,26 +30,6 @@ SHARDED = ".metadata"
 FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
-class CheckpointError(DeepLinkError):
-    """Something about checkpoints cannot be done; message and remedy say what."""
-
-
-class CheckpointExistsError(DeepLinkError):
-    """Two processes saved the same step at the same time."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} was saved by another process just now", remedy="Save on one rank only (rank 0).")
-        self.path = path
-
-
-class ReadOnlyError(DeepLinkError):
-    """A save through checkpoints that were opened for reading."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(f"{folder} was opened with readonly=True", remedy="Open it without, to save.")
-        self.folder = folder
-
-
 class StorageSilentError(DeepLinkError):
     """The folder of checkpoints did not answer, so what to go on from is not known."""
 

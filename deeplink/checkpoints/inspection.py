@@ -18,8 +18,7 @@ from deeplink.checkpoints.claims import (
     fenced,
     surplus,
 )
-from deeplink.checkpoints.found import CheckpointError
-from deeplink.checkpoints.manifest import CheckpointDamagedError, Manifest
+from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointError, Manifest
 from deeplink.checkpoints.saving import retire, set_aside
 
 if TYPE_CHECKING:

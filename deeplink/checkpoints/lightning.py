@@ -10,7 +10,8 @@ import importlib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from deeplink.checkpoints.found import STATE, CheckpointError
+from deeplink.checkpoints.found import STATE
+from deeplink.checkpoints.manifest import CheckpointError
 from deeplink.training.progress import should_save
 
 if TYPE_CHECKING:

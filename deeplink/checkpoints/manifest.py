@@ -31,6 +31,10 @@ _NOT_THE_FILE: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 _PIECE = 4 << 20
 
 
+class CheckpointError(DeepLinkError):
+    """Something about checkpoints cannot be done; message and remedy say what."""
+
+
 class CheckpointDamagedError(DeepLinkError):
     """A checkpoint is not what was saved."""
 
@@ -53,16 +57,6 @@ class CheckpointWriteError(DeepLinkError):
             remedy="Make room there, or keep fewer checkpoints (keep=)." if full else "Is the storage in order?",
         )
         self.folder, self.problem = folder, problem
-
-
-class MetaError(DeepLinkError):
-    """A checkpoint's meta cannot be written as JSON."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(
-            f"meta is not JSON: {problem}", remedy="Put tensors into a file of the checkpoint instead."
-        )
-        self.problem = problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +144,13 @@ def _raised(problem: OSError) -> None:
 
 def checked_meta(meta: dict[str, Any] | None) -> dict[str, Any]:
     """Return `meta` as reading it back will give it."""
+    remedy = "Put tensors into a file of the checkpoint instead."
     try:
         loaded = json.loads(json.dumps(meta or {}))
     except (TypeError, ValueError, RecursionError) as problem:
-        raise MetaError(str(problem)) from problem
+        raise CheckpointError(f"meta is not JSON: {problem}", remedy=remedy) from problem
     if not isinstance(loaded, dict):
-        raise MetaError("it must be a dictionary")
+        raise CheckpointError("meta is not JSON: it must be a dictionary", remedy=remedy)
     return loaded
 
 

@@ -18,12 +18,12 @@ import xxhash
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.background import BackgroundQueue
 from deeplink.checkpoints.claims import Retention, entries, fresh_names, survey
-from deeplink.checkpoints.found import CheckpointExistsError, FolderGoneError
+from deeplink.checkpoints.found import FolderGoneError
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError
 from deeplink.checkpoints.multirank_save import FOLDER as PARTS
-from deeplink.checkpoints.multirank_save import Exchange, PartsMissingError, SaveAbandonedError
-from deeplink.checkpoints.recovery_agreement import NoAgreementError
-from deeplink.checkpoints.saving import replaced, tidy, tidy_shared, withdraw_if_late
+from deeplink.checkpoints.multirank_save import Exchange, SaveAbandonedError
+from deeplink.checkpoints.recovery_agreement import no_agreement
+from deeplink.checkpoints.saving import replaced, saved_meanwhile, tidy, tidy_shared, withdraw_if_late
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import DRAFT_PREFIX, fsync_path, publish_draft, published_folder, write_unsynced
 from deeplink.core.types import Attempt, AttemptFormatError
@@ -52,7 +52,7 @@ PATIENCE_S: Final = 60.0
 _PAUSE_S: Final = 0.05
 _OFFER: Final = "offer-"
 _PIECE = 4 << 20
-_STORAGE = (CheckpointWriteError, FolderGoneError, PartsMissingError, SaveAbandonedError)
+_STORAGE = (CheckpointWriteError, FolderGoneError, SaveAbandonedError)
 
 
 def copy_entry(
@@ -70,7 +70,7 @@ def copy_entry(
             log.warning("%s; a whole one comes from %s", damaged, source)
         else:
             if there != manifest:
-                raise CheckpointExistsError(final)
+                raise saved_meanwhile(final)
             return
     with published_folder(final, check=lambda: replaced(final, check)) as draft:
         for entry in manifest.files:
@@ -321,10 +321,10 @@ class UploadBarrier:
             self._clock.sleep(_PAUSE_S)
         for name in sorted(wanted):
             if problem := (folder / name).read_text(encoding="utf-8", errors="replace"):
-                raise NoAgreementError(f"node {int(name.rpartition('-')[2])}: {problem}")
+                raise no_agreement(f"node {int(name.rpartition('-')[2])}: {problem}")
 
     def _go_without(self, missing: int, newest: Claim) -> None:
         said = f"{missing} of {self._nodes} nodes did not say what they hold within {PATIENCE_S:g} s"
         if newest.number and not survey(self._hold.folder, newest, self._hold.check_once)[0]:
-            raise NoAgreementError(f"{said}, and nothing else is whole")
+            raise no_agreement(f"{said}, and nothing else is whole")
         log.warning("%s", said)

@@ -25,7 +25,7 @@ from typing_extensions import override
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.agents import SERVICE
 from deeplink.checkpoints.claims import CheckpointName, fresh_names
-from deeplink.checkpoints.manifest import FileEntry, is_below
+from deeplink.checkpoints.manifest import CheckpointError, FileEntry, is_below
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import fsync_path, write_unsynced
 from deeplink.core.text import listed
@@ -64,35 +64,22 @@ _CHECKSUM = re.compile(r"[0-9a-f]{16}")
 M = TypeVar("M", bound=Message)
 
 
-class PartsMissingError(DeepLinkError):
-    """Ranks did not write their part of a checkpoint in time; it is not published."""
-
-    def __init__(self, draft: Path, kind: str, missing: list[int], patience_s: float) -> None:
-        super().__init__(
-            f"{draft.name}: nothing from rank {listed(missing)} within {patience_s:g} s ({kind}); not published",
-            remedy="Every rank must save the same steps. A rank that died is restarted with all others.",
-        )
-        self.draft, self.kind, self.missing = draft, kind, missing
-
-
 class SaveAbandonedError(DeepLinkError):
-    """Another rank could not do its part of a checkpoint, or gave up; it is not published."""
+    """Another rank did not do its part of a checkpoint, in time or at all; it is not published."""
 
-    def __init__(self, draft: Path, why: str, *, by_rank: bool = False) -> None:
-        super().__init__(f"{draft.name}: {why}; not published", remedy="The log of that rank says why.")
-        self.draft, self.why = draft, why
+    def __init__(
+        self, draft: Path, why: str, remedy: str = "The log of that rank says why.", *, by_rank: bool = False
+    ) -> None:
+        super().__init__(f"{draft.name}: {why}; not published", remedy=remedy)
         self.by_rank = by_rank  # a rank said that it failed: no rank takes the checkpoint for whole
 
 
-class MessageError(DeepLinkError):
-    """A rank of a save was told something that no rank says; nothing is published."""
-
-    def __init__(self, rank: int, why: str) -> None:
-        super().__init__(
-            f"what rank {rank} said of its part of a checkpoint is not usable: {why}",
-            remedy="All ranks need the same version of DeepLink; nobody else should have the job's token.",
-        )
-        self.rank, self.why = rank, why
+def unusable(rank: int, why: str) -> CheckpointError:
+    """Return the error of a message that no rank sends; nothing is published."""
+    return CheckpointError(
+        f"what rank {rank} said of its part of a checkpoint is not usable: {why}",
+        remedy="All ranks need the same version of DeepLink; nobody else should have the job's token.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +147,11 @@ class Exchange:
         while missing := self._missing(kind, ranks):
             now = self.clock.monotonic()
             if now - began > self.patience_s:
-                raise PartsMissingError(self.draft, kind, missing, self.patience_s)
+                raise SaveAbandonedError(
+                    self.draft,
+                    f"nothing from rank {listed(missing)} within {self.patience_s:g} s ({kind})",
+                    "Every rank must save the same steps. A rank that died is restarted with all others.",
+                )
             if now - checked > _CHECK_EVERY_S:
                 self.check()
                 checked = now
@@ -330,7 +321,7 @@ def parsed(kind: type[M], data: bytes, rank: int) -> M:
     try:
         return kind.FromString(data)
     except DecodeError as problem:
-        raise MessageError(rank, f"{kind.DESCRIPTOR.name}: {problem}") from problem
+        raise unusable(rank, f"{kind.DESCRIPTOR.name}: {problem}") from problem
 
 
 def files_message(entries: Iterable[FileEntry]) -> bytes:
@@ -345,7 +336,7 @@ def all_files(messages: Iterable[bytes]) -> tuple[FileEntry, ...]:
     for rank, data in enumerate(messages):
         for file in parsed(saving_pb2.RankFiles, data, rank).files:
             if not is_below(file.path) or file.path in found or not _CHECKSUM.fullmatch(file.xxh3_64):
-                raise MessageError(rank, f"file {file.path!r}")
+                raise unusable(rank, f"file {file.path!r}")
             found[file.path] = FileEntry(file.path, file.bytes, file.xxh3_64)
     return tuple(found[path] for path in sorted(found))
 
@@ -356,7 +347,7 @@ def all_nonfinite(messages: Iterable[bytes]) -> dict[str, str]:
     for rank, data in enumerate(messages):
         tensors = dict(parsed(saving_pb2.RankNonfinite, data, rank).tensors)
         if not set(tensors.values()) <= {"nan", "inf"}:
-            raise MessageError(rank, "tensors are nan or inf")
+            raise unusable(rank, "tensors are nan or inf")
         found |= tensors
     return found
 
@@ -365,7 +356,7 @@ def publication(data: bytes) -> tuple[str, str]:
     """Return the name and the manifest that rank 0 says its nodes publish."""
     message = parsed(saving_pb2.Publication, data, 0)
     if CheckpointName.parse(message.name) is None:
-        raise MessageError(0, f"{message.name!r} is not a checkpoint's name")
+        raise unusable(0, f"{message.name!r} is not a checkpoint's name")
     return message.name, message.manifest
 
 
@@ -373,7 +364,7 @@ def assigned(data: bytes, count: int) -> list[int]:
     """Return which of its `count` items rank 0 says a rank is to write."""
     items = list(parsed(saving_pb2.AssignedItems, data, 0).items)
     if len(set(items)) != len(items) or any(item >= count for item in items):
-        raise MessageError(0, f"items to write, of {count}")
+        raise unusable(0, f"items to write, of {count}")
     return items
 
 
@@ -381,11 +372,11 @@ def written(data: bytes, rank: int, expected: Iterable[int]) -> list[saving_pb2.
     """Return where a rank says the items are that it was to write: all of them, in files of its own."""
     items = list(parsed(saving_pb2.WrittenItems, data, rank).items)
     if sorted(item.item for item in items) != sorted(expected):
-        raise MessageError(rank, "it did not write what it was to write")
+        raise unusable(rank, "it did not write what it was to write")
     for item in items:
         named = _FILE.fullmatch(item.file)
         if named is None or int(named[1]) != rank:
-            raise MessageError(rank, f"file {item.file!r}")
+            raise unusable(rank, f"file {item.file!r}")
     return items
 
 

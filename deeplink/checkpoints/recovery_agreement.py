@@ -25,8 +25,7 @@ from deeplink.checkpoints.claims import (
     in_order,
     why_not,
 )
-from deeplink.checkpoints.manifest import CheckpointDamagedError
-from deeplink.core.errors import DeepLinkError
+from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointError
 from deeplink.core.text import listed
 from deeplink.rpc.forksafe import PlainCallError
 
@@ -55,15 +54,12 @@ _MOST_TRIES = 100
 SHARED: Final = "the shared folder"
 
 
-class NoAgreementError(DeepLinkError):
-    """The ranks of an attempt could not agree on what they go on from."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(
-            f"nobody said which checkpoint this attempt goes on from: {why}",
-            remedy="Is shared storage in order? Rank 0 must call `latest` (or `resume`, `over`), too.",
-        )
-        self.why = why
+def no_agreement(why: str) -> CheckpointError:
+    """Return the error of ranks that could not agree on what they go on from."""
+    return CheckpointError(
+        f"nobody said which checkpoint this attempt goes on from: {why}",
+        remedy="Is shared storage in order? Rank 0 must call `latest` (or `resume`, `over`), too.",
+    )
 
 
 class RunView:
@@ -161,7 +157,7 @@ class RecoveryAgreement:
                 return claim
             self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
-        raise NoAgreementError(f"the first rank did not within {AGREE_S:g} s")
+        raise no_agreement(f"the first rank did not within {AGREE_S:g} s")
 
     # -- deciding
 
@@ -193,7 +189,7 @@ class RecoveryAgreement:
                 return made
             if published is False:
                 void = made.number
-        raise NoAgreementError("the shared folder changed again and again")
+        raise no_agreement("the shared folder changed again and again")
 
     def _published(self, made: Claim, source: str) -> bool | None:
         """Claim the shared folder; None where that has to be tried again, False where the claim is void.
@@ -216,7 +212,7 @@ class RecoveryAgreement:
         if doubt and self._clock.monotonic() <= until:
             return True
         if doubt and not goes_on:
-            raise NoAgreementError(doubt)
+            raise no_agreement(doubt)
         if doubt:
             log.warning("going on without what may be newer: %s", doubt)
         return False

@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.claims import DAMAGED_PREFIX, abandoned_drafts, entries, entry_name, surplus
-from deeplink.checkpoints.found import CheckpointExistsError
-from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError, FileEntry, Manifest
+from deeplink.checkpoints.manifest import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointWriteError,
+    FileEntry,
+    Manifest,
+)
 from deeplink.checkpoints.multirank_save import collect_parts, remove_others
 from deeplink.core.private import private_folder
 from deeplink.core.publish import DRAFT_PREFIX, publish_draft, published_folder
@@ -110,10 +115,10 @@ class Saver:
         if self.hold.claim is not None:
             self.check()  # a newer attempt removes our drafts: then this is the reason
 
-    def _explained(self, problem: OSError, final: Path) -> CheckpointExistsError | CheckpointWriteError:
+    def _explained(self, problem: OSError, final: Path) -> CheckpointError | CheckpointWriteError:
         self._refuse_first()
         if final != self.folder and manifests.is_there(final):
-            return CheckpointExistsError(final)
+            return saved_meanwhile(final)
         return CheckpointWriteError(self.folder, problem)
 
     def _free_path(self, step: int, claim: Claim) -> Path:
@@ -163,6 +168,13 @@ class Saver:
             nonfinite=save.nonfinite,
             world=save.world,
         )
+
+
+def saved_meanwhile(path: Path) -> CheckpointError:
+    """Return the error of two processes that save the same step at the same time."""
+    return CheckpointError(
+        f"{path} was saved by another process just now", remedy="Save on one rank only (rank 0)."
+    )
 
 
 def withdraw_if_late(path: Path, hold: FolderOwnership, check: Callable[[], None]) -> None:

@@ -13,6 +13,7 @@ import math
 import pathlib
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -254,9 +255,7 @@ def _plan_message(plan: SavePlan, paths: Mapping[str, KeyPath]) -> bytes:
 
 
 def _plan_of(data: bytes, rank: int) -> tuple[SavePlan, dict[str, KeyPath]]:
-    def refuse(why: str) -> messages.MessageError:
-        return messages.MessageError(rank, why)
-
+    refuse = partial(messages.unusable, rank)
     items: dict[MetadataIndex, WriteItem] = {}
     paths = {}
     for planned in messages.parsed(saving_pb2.RankPlan, data, rank).items:

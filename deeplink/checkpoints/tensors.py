@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 from torch import distributed as dist
 
-from deeplink.checkpoints.found import CheckpointError, ShardedStateError, UnreadableStateError
+from deeplink.checkpoints.found import ShardedStateError, UnreadableStateError
+from deeplink.checkpoints.manifest import CheckpointError
 from deeplink.checkpoints.multirank_save import SaveGroup
 from deeplink.core.plainpickle import PickleError
 

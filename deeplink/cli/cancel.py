@@ -151,8 +151,7 @@ def _note(state: Path, job: JobId, unix: float, problem: str, what: str, **more:
 @json_option("Print what was done as JSON.")
 def requeue(*, job: str, exclude: str, wait_s: float, dry_run: bool, as_json: bool) -> None:
     """Have a running job started again, as far as that is safe, on other nodes if wanted."""
-    from deeplink.scheduler.jobs.job_names import the_one
-    from deeplink.scheduler.jobs.job_view import JobUnknownError
+    from deeplink.scheduler.jobs.job_names import the_one, unknown_job
     from deeplink.scheduler.liveness.probe import TcpProber
     from deeplink.scheduler.slurm.client import Slurm
     from deeplink.scheduler.watch.requeue import RequeueError, Requeuer
@@ -163,7 +162,7 @@ def requeue(*, job: str, exclude: str, wait_s: float, dry_run: bool, as_json: bo
     nodes = unfold(exclude)
     row = the_one(job, slurm.jobs())
     if row is None:
-        raise JobUnknownError(job, state, asked=True)
+        raise unknown_job(job, state, asked=True)
 
     def say(line: str) -> None:
         click.echo(line, err=as_json)

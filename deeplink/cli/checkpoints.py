@@ -12,7 +12,7 @@ import click
 from deeplink.cli.options import flag, integer, json_option, real
 from deeplink.cli.output import ShownProgress, moment, print_json
 from deeplink.core.clock import SystemClock
-from deeplink.core.publish import FileTroubleError
+from deeplink.core.publish import file_trouble
 from deeplink.core.text import counted, printable, sized
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _file_errors(doing: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise FileTroubleError(doing, folder, problem) from problem
+        raise file_trouble(doing, folder, problem) from problem
 
 
 @click.group("checkpoints", epilog="Example: deeplink checkpoints ls FOLDER")

@@ -183,13 +183,13 @@ class _Stop:
 
 def _lead(settings: WatchSettings, say: Callable[[str], None], stop: _Stop, *, once: bool) -> None:
     """Watch as soon as no other watchdog leads with this journal."""
-    from deeplink.scheduler.watch.watchdog import LeaderError
+    from deeplink.core.locks import LockHeldError
 
     waiting = False
     while not stop.due:
         try:
             _watch(settings, say, stop, once=once)
-        except LeaderError as taken:
+        except LockHeldError as taken:
             if once:
                 raise
             if not waiting:

@@ -97,15 +97,12 @@ def write_unsynced(final: Path, data: bytes | memoryview) -> None:
 STANDARD_OUTPUT = 1
 
 
-class FileTroubleError(DeepLinkError):
-    """A file cannot be read, or not be written; then what was there before still is."""
-
-    def __init__(self, doing: str, path: Path, problem: OSError) -> None:
-        super().__init__(
-            f"cannot {doing} {path}: {problem.strerror or problem}",
-            remedy=f"Name a place that you may {doing}, on storage that answers.",
-        )
-        self.doing, self.path, self.problem = doing, path, problem
+def file_trouble(doing: str, path: Path, problem: OSError) -> DeepLinkError:
+    """Return the error of a file that cannot be read, or not be written; then what was there before still is."""
+    return DeepLinkError(
+        f"cannot {doing} {path}: {problem.strerror or problem}",
+        remedy=f"Name a place that you may {doing}, on storage that answers.",
+    )
 
 
 def standard_output_file() -> str:
@@ -130,4 +127,4 @@ def write_output(path: Path, text: str) -> None:
         final = path.resolve()
         write_text(final, text, mode=stat.S_IMODE(final.stat().st_mode) if final.exists() else None)
     except OSError as problem:
-        raise FileTroubleError("write", path, problem) from problem
+        raise file_trouble("write", path, problem) from problem

@@ -29,12 +29,8 @@ _AT_ONCE = 1 << 16
 _FLIP_LOW, _FLIP_HIGH = np.uint64(0x6782737BEA4239B9), np.uint64(0xAF56BC3B0996523A)
 
 
-class DigestStateError(DeepLinkError):
-    """A text or table that should hold a digest does not."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(f"not a delivery digest: {problem}")
-        self.problem = problem
+def _no_digest(problem: str) -> DeepLinkError:
+    return DeepLinkError(f"not a delivery digest: {problem}")
 
 
 class AuditedDataset(Protocol):
@@ -151,12 +147,12 @@ class DeliveryDigest:
         """Return the digest that `table` was made of, or the sum of those whose tables were added up.
 
         Raises:
-            DigestStateError: a row is not a count and a sum.
+            DeepLinkError: a row is not a count and a sum.
         """
         made = cls()
         for epoch, row in enumerate(table):
             if len(row) != 2 or row[0] < 0:  # noqa: PLR2004
-                raise DigestStateError(f"row {epoch} is {row!r}")
+                raise _no_digest(f"row {epoch} is {row!r}")
             if any(row):
                 made._put(epoch, int(row[0]), int(row[1]))
         return made
@@ -201,14 +197,14 @@ class DeliveryDigest:
         """Hold what `state` holds, and nothing else.
 
         Raises:
-            DigestStateError: it was not made by `state_dict`.
+            DeepLinkError: it was not made by `state_dict`.
         """
         if state.get("format") != STATE_FORMAT:
-            raise DigestStateError(f"format {state.get('format')!r}, known is {STATE_FORMAT!r}")
+            raise _no_digest(f"format {state.get('format')!r}, known is {STATE_FORMAT!r}")
         try:
             loaded = {int(epoch): (int(count), int(total, 16)) for epoch, count, total in state["epochs"]}
         except (KeyError, TypeError, ValueError) as problem:
-            raise DigestStateError(str(problem)) from problem
+            raise _no_digest(str(problem)) from problem
         if any(epoch < 0 or count < 0 or total > _MASK for epoch, (count, total) in loaded.items()):
-            raise DigestStateError("a number is out of range")
+            raise _no_digest("a number is out of range")
         self._epochs = loaded

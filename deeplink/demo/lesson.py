@@ -22,15 +22,9 @@ BIG = 20_000  # images; beyond it two epochs teach enough
 TEST_EVERY = 5  # each fifth of scikit-learn's digits is for testing: 1,437 to train on, 360 to test with
 
 
-class DemoError(DeepLinkError):
-    """The demonstration cannot be run, or not to its end."""
-
-
-def _unfit(folder: Path, problem: str) -> DemoError:
+def _unfit(folder: Path, problem: str) -> DeepLinkError:
     remedy = "Give a folder of image files as {train,test}/<class>/<file>, or <class>/<file>."
-    error = DemoError(f"{folder}: {problem}", remedy=remedy)
-    error.exit_code = 2
-    return error
+    return DeepLinkError(f"{folder}: {problem}", remedy=remedy, exit_code=2)
 
 
 def has_torch() -> bool:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import override
 
+from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import write_text
-from deeplink.demo.lesson import DemoError
 from deeplink.scheduler.launch.process import end_process
 from deeplink.scheduler.slurm import command as processes
 from deeplink.scheduler.testbed.cluster import Options, Sandbox
@@ -34,10 +34,10 @@ SUBMIT_TIMEOUT_S = 30.0
 LIVE_STATES = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"}
 
 
-def demo_failed(problem: str, said: str) -> DemoError:
+def demo_failed(problem: str, said: str) -> DeepLinkError:
     """Return the error of a demonstration that ends early, with what was said about it."""
     detail = f":\n{said.strip()}" if said.strip() else ""
-    return DemoError(f"{problem}{detail}", remedy="`make demo KEEP=1` leaves everything up to look at.")
+    return DeepLinkError(f"{problem}{detail}", remedy="`make demo KEEP=1` leaves everything up to look at.")
 
 
 class Stage(Protocol):

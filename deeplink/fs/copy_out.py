@@ -21,14 +21,8 @@ if TYPE_CHECKING:
 _BATCH_BYTES, _BATCH_SAMPLES = 64 << 20, 1024
 
 
-class DestinationError(DeepLinkError):
-    """The samples cannot be put where they were to go."""
-
-    exit_code = 2
-
-    def __init__(self, destination: Path, problem: str, remedy: str = "Name a new or an existing folder.") -> None:
-        super().__init__(f"{destination}: {problem}", remedy=remedy)
-        self.destination, self.problem = destination, problem
+def _unfit(destination: Path, problem: str, remedy: str = "Name a new or an existing folder.") -> DeepLinkError:
+    return DeepLinkError(f"{destination}: {problem}", remedy=remedy, exit_code=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +52,7 @@ def planned(library: Library, paths: Sequence[str], destination: str, *, recursi
     target = Path(destination)
     into = len(paths) > 1 or destination.endswith("/") or target.is_dir()
     if into and target.exists() and not target.is_dir():
-        raise DestinationError(target, "it is a file, and several are to be copied")
+        raise _unfit(target, "it is a file, and several are to be copied")
     tasks: dict[Path, CopyTask] = {}
     for path in paths:
         found = library.at(path)
@@ -66,7 +60,7 @@ def planned(library: Library, paths: Sequence[str], destination: str, *, recursi
         for task in _tasks(found, target / name if into else target, recursive=recursive):
             other = tasks.setdefault(task.target, task)
             if (other.reader, other.row) != (task.reader, task.row):
-                raise DestinationError(task.target, f"both {other.path} and {task.path} would become this file")
+                raise _unfit(task.target, f"both {other.path} and {task.path} would become this file")
     return list(tasks.values())
 
 
@@ -97,11 +91,11 @@ def fetch(
             data = [None] * len(batch)
         for task, read in zip(batch, data, strict=True):
             try:
-                _write(task, reader.read([task.row])[0] if read is None else read)
-            except DestinationError:
-                raise
+                sample = reader.read([task.row])[0] if read is None else read
             except DeepLinkError as problem:
                 yield task, problem
+            else:
+                _write(task, sample)
         progress(len(batch), sum(task.bytes for task in batch))
 
 
@@ -110,7 +104,7 @@ def _write(task: CopyTask, data: memoryview) -> None:
         write_unsynced(task.target, data)
     except OSError as problem:
         why = problem.strerror or os.strerror(problem.errno or 0)
-        raise DestinationError(task.target, why, "Name a folder that you may write to, with room.") from problem
+        raise _unfit(task.target, why, "Name a folder that you may write to, with room.") from problem
 
 
 def _batches(tasks: Sequence[CopyTask]) -> Iterator[list[CopyTask]]:

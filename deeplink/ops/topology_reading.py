@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.publish import FileTroubleError
+from deeplink.core.publish import file_trouble
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
 from deeplink.scheduler.topology.network import Network
@@ -82,12 +82,12 @@ def _fitted(text: str) -> tuple[NodeInternals, tuple[Finding, ...]]:
 
 def _text(file: Path) -> str:
     if str(file) == "-" and sys.stdin is None:  # who started us closed it
-        raise FileTroubleError("read", file, OSError(errno.EBADF, os.strerror(errno.EBADF)))
+        raise file_trouble("read", file, OSError(errno.EBADF, os.strerror(errno.EBADF)))
     try:
         with click.open_file(str(file), "rb") as opened:
             data: bytes = opened.read()
     except OSError as problem:
-        raise FileTroubleError("read", file, problem) from problem
+        raise file_trouble("read", file, problem) from problem
     # A name with a byte that is no UTF-8 is reported where it stands.
     return data.decode("utf-8-sig", errors="replace")
 

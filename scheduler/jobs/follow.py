@@ -10,9 +10,8 @@ from deeplink.core.errors import DeepLinkError
 from deeplink.core.text import counted, printable
 from deeplink.core.types import Attempt, AttemptFormatError
 from deeplink.scheduler.jobs.job_folder import EVENTS, NOTES, folders, ranks_of, read_events
-from deeplink.scheduler.jobs.job_names import JobName, JobNameError
+from deeplink.scheduler.jobs.job_names import JobName, JobNameError, unknown_job
 from deeplink.scheduler.jobs.job_output import Tail, expanded, of_rank
-from deeplink.scheduler.jobs.job_view import JobUnknownError
 from deeplink.scheduler.jobs.reasons import in_words
 from deeplink.scheduler.slurm.nodeset import NodeSetError, fold
 from deeplink.scheduler.slurm.states import JobState
@@ -91,7 +90,7 @@ class OutputFollower:
         if noted:
             return Path(str(noted[-1]["output"]))
         if folder is None:
-            raise JobUnknownError(self.word, self.viewer.state, asked=not self.viewer.silent)
+            raise unknown_job(self.word, self.viewer.state, asked=not self.viewer.silent)
         raise _no_output(
             None,
             f"where job {self.word} wrote its output is not known: Slurm has forgotten it, or does not answer",

@@ -13,6 +13,7 @@ from deeplink.core.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from deeplink.scheduler.slurm.parse import JobRow
 
@@ -37,6 +38,17 @@ def no_job(word: str, problem: str = "it is no job id") -> JobNameError:
     """Return the error of a word that names no job."""
     remedy = "Jobs are named by number: 12, 12_3 (task of an array), 12_[1-4], 12+0 (part of a het job)."
     return JobNameError(f"{word!r}: {problem}", remedy=remedy)
+
+
+def unknown_job(word: str, state: Path, *, asked: bool) -> JobNameError:
+    """Return the error of a job that neither Slurm knows (if it was `asked` and answered) nor the state folder."""
+    slurm = "Slurm knows no such job" if asked else "Slurm does not answer"
+    return JobNameError(
+        f"job {word}: {slurm}, and {state / 'jobs'} holds nothing of it",
+        remedy="Slurm forgets a job some minutes after its end (MinJobAge); `sacct -j` may still have it. "
+        "Records of other users' jobs are in their own homes.",
+        exit_code=1,
+    )
 
 
 @dataclass(frozen=True, slots=True)

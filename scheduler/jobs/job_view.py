@@ -9,10 +9,9 @@ from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING
 
-from deeplink.core.errors import DeepLinkError
 from deeplink.core.text import printable
 from deeplink.scheduler.jobs.job_folder import EVENTS, folders, read_folder
-from deeplink.scheduler.jobs.job_names import JobName, matching, no_job, the_one
+from deeplink.scheduler.jobs.job_names import JobName, matching, no_job, the_one, unknown_job
 from deeplink.scheduler.jobs.picture import Picture, picture
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.cached import CachedRunner, answers_folder
@@ -87,19 +86,6 @@ def _unix(text: str) -> float | None:
         return datetime.fromisoformat(text.strip()).timestamp()  # Slurm's times are of this host's own zone
     except ValueError:  # N/A, or SLURM_TIME_FORMAT asks for something else
         return None
-
-
-class JobUnknownError(DeepLinkError):
-    """Neither Slurm nor the state folder knows a job."""
-
-    def __init__(self, word: str, state: Path, *, asked: bool) -> None:
-        slurm = "Slurm knows no such job" if asked else "Slurm does not answer"
-        super().__init__(
-            f"job {word}: {slurm}, and {state / 'jobs'} holds nothing of it",
-            remedy="Slurm forgets a job some minutes after its end (MinJobAge); `sacct -j` may still have it. "
-            "Records of other users' jobs are in their own homes.",
-        )
-        self.word, self.state, self.asked = word, state, asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,12 +181,12 @@ class Viewer:
         there, now = folders(self.state), self.clock.unix()
         job = int(queued.job.id) if queued else JobName.parse(word).job
         if queued is None and (job not in there or not JobName.parse(word).single):
-            raise JobUnknownError(word, self.state, asked=not self._problem)
+            raise unknown_job(word, self.state, asked=not self._problem)
         if not self._problem:
             self._look_around()
         made = self._of(job, queued, there, now)
         if queued is None and not made.watched:
-            raise JobUnknownError(word, self.state, asked=not self._problem)
+            raise unknown_job(word, self.state, asked=not self._problem)
         return JobOnFabric(
             picture=made, fabric=self._fabric_of(there, job), problem=self._problem, told_unix=self._told()
         )

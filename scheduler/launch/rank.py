@@ -6,14 +6,14 @@ rank it is where --task does not, and mpiexec with --mpi.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deeplink.core.clock import SystemClock
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.locks import lock_within
 from deeplink.rpc.tokens import token_file_of
 from deeplink.scheduler.launch.container import PYXIS, entering
 from deeplink.scheduler.launch.environment import (
@@ -81,19 +81,8 @@ def _outwait_predecessor(folder: Path, local_rank: str) -> None:
     except OSError:
         return  # no agent's folder, no predecessor to know of
     os.set_inheritable(held, True)  # noqa: FBT003 - its only form
-    deadline = time.monotonic() + PREDECESSOR_WAIT_S
-    while True:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                sys.stderr.write(
-                    f"deeplink rank: an earlier rank still runs here after {PREDECESSOR_WAIT_S:g} s\n"
-                )
-                return
-            time.sleep(0.05)
-        else:
-            return
+    if not lock_within(held, PREDECESSOR_WAIT_S, SystemClock()):
+        sys.stderr.write(f"deeplink rank: an earlier rank still runs here after {PREDECESSOR_WAIT_S:g} s\n")
 
 
 if __name__ == "__main__":

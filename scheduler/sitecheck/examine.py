@@ -28,7 +28,6 @@ from deeplink.scheduler.sitecheck.report import (
     NodeProbePlan,
     NodeReport,
     Offset,
-    ReportFormatError,
 )
 from deeplink.scheduler.sitecheck.site_evidence import SiteEvidence
 from deeplink.scheduler.slurm import command as processes
@@ -359,7 +358,7 @@ class RunningStep:
                 self._hosts[node] = HostFacts.of(message["host"])
             elif "measured" in message:
                 self._measured[node] = Measured.of(message["measured"])
-        except ReportFormatError as problem:
+        except DeepLinkError as problem:
             self._bad[node] = str(problem)
             self._hosts[node] = HostFacts(node=node, problem=str(problem))
 

@@ -24,16 +24,12 @@ _MOST_PIECES = 2000
 _MOST_BYTES = 4 << 20  # of one message, unpacked
 
 
-class ReportFormatError(DeepLinkError):
-    """A node's report cannot be read: another version of DeepLink runs there."""
-
-
 @contextmanager
 def _reading() -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as problem:
-        raise ReportFormatError(
+        raise DeepLinkError(
             f"a node's report cannot be read: {problem!r}",
             remedy="Install the same version of DeepLink on all nodes.",
         ) from problem

@@ -10,7 +10,6 @@ afterwards for as long as it took.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.locks import try_lock
 from deeplink.core.private import private_folder
 from deeplink.core.publish import write_text
 from deeplink.scheduler.slurm import command
@@ -268,15 +268,10 @@ def _alone(entry: Path) -> Iterator[bool]:
         yield True  # a full disk: rather ask twice than not at all
         return
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.utime(lock)
-        except BlockingIOError:
-            mine = False
-        except OSError:  # storage without locks
-            mine = True
-        else:
-            mine = True
+        mine = True
+        with contextlib.suppress(OSError):  # storage without locks
+            if mine := try_lock(lock):
+                os.utime(lock)
         yield mine
     finally:
         os.close(lock)

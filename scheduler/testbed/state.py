@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 import shutil
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deeplink.core.locks import try_lock
 from deeplink.core.publish import write_text
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.testbed.errors import NotUpError, SandboxError, did_not_start
@@ -168,7 +168,7 @@ def _held(layout: SandboxLayout, folder: Path, clock: Clock, *, make: bool, wait
                 continue
             raise NotUpError(layout.name, names(layout.folder.parent)) from None
         try:
-            if _take(handle) and _same(handle, folder):
+            if try_lock(handle, folder):
                 yield
                 return
         finally:
@@ -179,22 +179,6 @@ def _held(layout: SandboxLayout, folder: Path, clock: Clock, *, make: bool, wait
                 remedy="Let it finish, or end it; then try again.",
             )
         clock.sleep(_LOCK_PAUSE_S)
-
-
-def _take(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _same(handle: int, folder: Path) -> bool:
-    """Whether the folder is still the one that is locked: whoever had it before may have removed it."""
-    try:
-        return os.path.samestat(os.fstat(handle), folder.stat())
-    except FileNotFoundError:
-        return False
 
 
 def names(root: Path) -> list[str]:

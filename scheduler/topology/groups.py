@@ -24,17 +24,12 @@ EXACT_STATES = 4_000
 """Up to so many states of the search every order is weighed (a tenth of a second); any 10 nodes stay below."""
 
 
-class RankOrderError(DeepLinkError):
-    """Ranks are wanted that these nodes cannot have, or groups of ranks that these ranks cannot form."""
-
-    exit_code = 2
-
-
-def _no_groups(problem: str) -> RankOrderError:
-    return RankOrderError(
+def _no_groups(problem: str) -> DeepLinkError:
+    return DeepLinkError(
         problem,
         remedy="A group size is the product of the parallel sizes that stay together (tensor 8; tensor 8 "
         "times expert 4 is 32): each divides the number of all ranks, and the next greater one.",
+        exit_code=2,
     )
 
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from deeplink.core.errors import DeepLinkError
 from deeplink.core.text import counted
 from deeplink.scheduler.topology.graph import natural
-from deeplink.scheduler.topology.groups import Groups, RankOrderError, arrange
+from deeplink.scheduler.topology.groups import Groups, arrange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence
@@ -135,11 +136,12 @@ def _cheapest(short: Costs, long: Costs, most: int) -> Costs:
     return tuple(best)
 
 
-def too_few_nodes(wanted: int, there: int) -> RankOrderError:
+def too_few_nodes(wanted: int, there: int) -> DeepLinkError:
     """Return the error for more nodes wanted than there are."""
-    return RankOrderError(
+    return DeepLinkError(
         f"{counted(wanted, 'node')} wanted for ranks and spares; the job has {there}",
         remedy="Ask Slurm for more nodes (-N; --local without Slurm), or want fewer (--nnodes, --spares).",
+        exit_code=2,
     )
 
 

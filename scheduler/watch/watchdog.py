@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 from collections import Counter
@@ -10,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from deeplink.core.errors import DeepLinkError
+from deeplink.core.locks import LockHeldError, try_lock
 from deeplink.scheduler.journal.journal import JournalError
 from deeplink.scheduler.recovery.evidence import PASSING, Remedy
 from deeplink.scheduler.recovery.judge import cut_off, is_over, judge, unheard
@@ -420,16 +419,6 @@ class IncidentTracker:
 # A lock so that one watchdog leads per journal; it also tells whether the last leader ended or was killed.
 
 
-class LeaderError(DeepLinkError):
-    """Another watchdog leads with this journal."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(
-            f"another watchdog holds {path}", remedy="One leads; this one waits, or give it a journal of its own."
-        )
-        self.path = path
-
-
 @dataclass(slots=True, kw_only=True)
 class LeaderLock:
     """The place of the one watchdog that leads."""
@@ -459,10 +448,9 @@ def leading(journal: Path) -> Iterator[LeaderLock]:
     path = journal.with_name(journal.name + ".lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as taken:
-            raise LeaderError(path) from taken
+        if not try_lock(descriptor):
+            remedy = "One leads; this one waits, or give it a journal of its own."
+            raise LockHeldError(f"another watchdog holds {path}", remedy=remedy)
         yield LeaderLock(last_unix=_last(descriptor), _file=descriptor)
     finally:
         os.close(descriptor)

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.model_fit import FREE, Measurement, Observed, TooFewMeasurementsError, fit
+from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.placement.model.constants import (
     Constants,
     LinkSpeed,
-    ModelInputError,
 )
 from deeplink.scheduler.placement.model.job_profile import Job
 from deeplink.scheduler.placement.model.step import predict
@@ -179,5 +179,5 @@ def test_two_measurements_are_too_few() -> None:
 
 @pytest.mark.parametrize(("batch", "step_s"), [(0, 1.0), (inf, 1.0), (1, 0.0), (1, inf), (1, nan)])
 def test_measurements_that_cannot_be_are_refused(batch: float, step_s: float) -> None:
-    with pytest.raises(ModelInputError):
+    with pytest.raises(DeepLinkError, match=", but must be "):
         Measurement(placement("1"), batch, step_s)

@@ -18,7 +18,6 @@ from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import (
     CatalogError,
     DatasetMissingError,
-    PackRunningError,
     PlacementError,
     SourceChangedError,
     SourceError,
@@ -29,6 +28,7 @@ from deeplink.cache.pack.shard_pipeline import staging
 from deeplink.cache.packer import PackProgress, PackResult, pack, plan_pack
 from deeplink.cache.reader import Reader
 from deeplink.cache.store.store import Store
+from deeplink.core.locks import LockHeldError
 from deeplink.core.types import Member, NodeName
 from tests.cache.agents import Agents, config_below, small_files, write_tree
 from tests.cache.records import records
@@ -241,7 +241,10 @@ def test_a_file_that_changes_size_meanwhile_ends_it(source: Path, config: Config
 def test_a_second_packer_of_the_same_is_turned_away(source: Path, config: Config) -> None:
     _, plan, _ = plan_pack(str(source), "digits", config=config)
     Store(config.store)
-    with staging(config.store, plan.digest, 0.0), pytest.raises(PackRunningError):
+    with (
+        staging(config.store, plan.digest, 0.0),
+        pytest.raises(LockHeldError, match="another `deeplink pack` of this source"),
+    ):
         pack(str(source), "digits", config=config)
     pack(str(source), "digits", config=config)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import threading
 from contextlib import ExitStack, contextmanager, suppress
@@ -11,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.locks import lock_within
 from deeplink.core.private import private_folder
 from deeplink.core.publish import write_unsynced
 from deeplink.scheduler.placement.hint import cluster_survey
@@ -32,7 +32,6 @@ from deeplink.scheduler.slurm.command import CommandTimeoutError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-    from typing import IO
 
     from deeplink.core.clock import Clock
     from deeplink.core.types import NodeName
@@ -46,7 +45,6 @@ ANSWER_S = 3.0
 SWITCHES_KEPT_S = 600.0
 """So old may be what Slurm said of its switches; they change when an administrator moves a cable."""
 LOCK_WAIT_S = 2.0
-_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,20 +179,10 @@ def alone(folder: Path, clock: Clock) -> Iterator[bool]:
         yield False
         return
     with file:
-        yield _had(file, clock)
-
-
-def _had(file: IO[str], clock: Clock) -> bool:
-    until = clock.monotonic() + LOCK_WAIT_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if clock.monotonic() >= until:
-                return False
-            clock.sleep(_LOOK_S)
-        else:
-            return True
+        had = False
+        with suppress(OSError):  # storage without locks
+            had = lock_within(file.fileno(), LOCK_WAIT_S, clock)
+        yield had
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.locks import LockHeldError, try_lock
 from deeplink.core.private import private_folder
 from deeplink.scheduler.placement.hint import decision as record
 from deeplink.scheduler.placement.hint.decision import Decision, HintKind, Recorded
@@ -202,16 +203,6 @@ def _said(move: HintChange) -> str:
     return f"{verb}{about}: {move.decision.words}"
 
 
-class PlannerRunsError(DeepLinkError):
-    """A planner of this user runs already."""
-
-    def __init__(self, who: str) -> None:
-        super().__init__(
-            f"a planner runs already: {who}",
-            remedy="One is enough: it looks after all your jobs. `deeplink plan --dry-run` shows what it sees.",
-        )
-
-
 def planner_file(state: Path, env: Mapping[str, str], kind: str) -> Path:
     """Return the `lock` or the `log` of this user's planner: one for each cluster, which SLURM_CONF names."""
     cluster = zlib.crc32(env.get("SLURM_CONF", "").encode(errors="surrogateescape"))
@@ -235,10 +226,9 @@ def holding(path: Path, since_unix: float) -> Iterator[None]:
         remedy = "The state folder (DEEPLINK_STATE) must be one that you can write."
         raise DeepLinkError(f"{path}: {problem.strerror or problem}", remedy=remedy) from problem
     with opened as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PlannerRunsError(_holder(path)) from None
+        if not try_lock(lock.fileno()):
+            remedy = "One is enough: it looks after all your jobs. `deeplink plan --dry-run` shows what it sees."
+            raise LockHeldError(f"a planner runs already: {_holder(path)}", remedy=remedy)
         lock.truncate(0)
         lock.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since_unix": since_unix}))
         lock.flush()
@@ -255,7 +245,7 @@ def runs(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two that ask at once do not see each other
     except BlockingIOError:
         return True
     except OSError:  # storage without locks: then no planner holds one
@@ -304,7 +294,7 @@ def live(planner: Planner, *, until_idle: bool) -> None:
         try:
             with alone(planner):
                 _rounds(planner, stop, until_idle=until_idle)
-        except PlannerRunsError:
+        except LockHeldError:
             if until_idle:
                 return  # that one does what this one was started for
             raise

@@ -14,20 +14,15 @@ _WITHOUT_READS = 1
 _LINKS = ("gpu", "nic", "leaf", "spine")
 
 
-class ModelInputError(DeepLinkError):
-    """A job, a placement or a constant that cannot be, such as a bandwidth of zero, or a text that holds none."""
-
-    exit_code = 2
-
-
-def not_wanted(what: str, value: object, wanted: str) -> ModelInputError:
+def not_wanted(what: str, value: object, wanted: str) -> DeepLinkError:
     """Return the error of a value that must be another one."""
-    return ModelInputError(f"{what} is {value}, but must be {wanted}", remedy=f"Give {what} as {wanted}.")
+    remedy = f"Give {what} as {wanted}."
+    return DeepLinkError(f"{what} is {value}, but must be {wanted}", remedy=remedy, exit_code=2)
 
 
-def _no_constants(where: str, problem: str) -> ModelInputError:
+def _no_constants(where: str, problem: str) -> DeepLinkError:
     remedy = "Make it again with `deeplink run -- deeplink calibrate --out FILE`."
-    return ModelInputError(f"{where}: no constants of the cost model: {problem}", remedy=remedy)
+    return DeepLinkError(f"{where}: no constants of the cost model: {problem}", remedy=remedy, exit_code=2)
 
 
 def above_zero(what: str, value: float) -> None:

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Self
 
+from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.placement.model.constants import (
-    ModelInputError,
     a_share,
     above_zero,
     not_below_zero,
@@ -118,12 +118,12 @@ def check_reads(reads: Sequence[Read]) -> None:
 _ENUMS = {"scaling": Scaling, "algorithm": Algorithm, "schedule": Schedule}
 
 
-def _no_profile(where: str, problem: str) -> ModelInputError:
+def _no_profile(where: str, problem: str) -> DeepLinkError:
     remedy = (
         'It holds {"format": 1, "batch": 32, "sample_s": 0.0044, "gradient_bytes": 102e6}, or more: '
         "docs/cost-model.md."
     )
-    return ModelInputError(f"{where}: no profile of a job: {problem}", remedy=remedy)
+    return DeepLinkError(f"{where}: no profile of a job: {problem}", remedy=remedy, exit_code=2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from deeplink.checkpoints import Checkpoints, huggingface, lightning
-from deeplink.checkpoints.found import CheckpointError
+from deeplink.checkpoints import CheckpointError, Checkpoints, huggingface, lightning
 from deeplink.checkpoints.huggingface import trainer_callback
 from deeplink.checkpoints.lightning import lightning_callback
 from deeplink.core.types import Attempt

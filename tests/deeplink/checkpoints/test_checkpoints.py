@@ -16,14 +16,12 @@ import pytest
 
 from deeplink.checkpoints import (
     CheckpointDamagedError,
-    CheckpointExistsError,
+    CheckpointError,
     Checkpoints,
     CheckpointWriteError,
     Claim,
     ClaimDamagedError,
     FencedError,
-    MetaError,
-    ReadOnlyError,
 )
 from deeplink.checkpoints.saving import retire
 from deeplink.core.clock import ManualClock
@@ -361,7 +359,7 @@ def test_readonly_looks_from_within_a_job_without_claiming(tmp_path: Path) -> No
     save(job, 10)
     viewer = Checkpoints(tmp_path, attempt=Attempt(99, 0, 0), readonly=True)
     assert viewer.latest() is not None
-    with pytest.raises(ReadOnlyError), viewer.save(step=1):
+    with pytest.raises(CheckpointError, match="readonly=True"), viewer.save(step=1):
         pass
     save(job, 20)
 
@@ -439,10 +437,12 @@ def test_a_claim_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_two_ranks_saving_one_step_at_once_is_told(tmp_path: Path) -> None:
     one, other = Checkpoints(tmp_path, attempt=FIRST), Checkpoints(tmp_path, attempt=FIRST)
-    with pytest.raises(CheckpointExistsError, match="another process") as refused, one.save(step=10) as draft:
+    with (
+        pytest.raises(CheckpointError, match=r"10\.a1 was saved by another") as refused,
+        one.save(step=10) as draft,
+    ):
         (draft / "state.bin").write_bytes(b"x")
         save(other, 10)
-    assert refused.value.path.name == "step-0000000010.a1"
     assert "one rank only" in refused.value.remedy
 
 
@@ -450,7 +450,10 @@ def test_two_ranks_saving_one_step_at_once_is_told(tmp_path: Path) -> None:
 def test_meta_that_is_not_json_is_refused_before_anything_is_written(
     tmp_path: Path, meta: dict[str, object]
 ) -> None:
-    with pytest.raises(MetaError), Checkpoints(tmp_path, attempt=FIRST).save(step=1, meta=meta):
+    with (
+        pytest.raises(CheckpointError, match="meta is not JSON"),
+        Checkpoints(tmp_path, attempt=FIRST).save(step=1, meta=meta),
+    ):
         raise AssertionError("the block must not be entered")
     assert names(tmp_path) == []
 

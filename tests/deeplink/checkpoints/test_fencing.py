@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.agent import checkpoint_replicas
-from deeplink.checkpoints import Checkpoints
+from deeplink.checkpoints import CheckpointError, Checkpoints
 from deeplink.checkpoints.agents import JobAgents
 from deeplink.checkpoints.fencing import (
     AgentsWitness,
@@ -35,7 +35,6 @@ from deeplink.checkpoints.fencing import (
     pause,
     witnesses_of,
 )
-from deeplink.checkpoints.found import CheckpointError
 from deeplink.core.clock import ManualClock, SystemClock
 from deeplink.core.config import Config
 from deeplink.core.types import Attempt, FencedError, JobId, Member, NodeName

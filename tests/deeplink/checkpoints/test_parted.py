@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from deeplink.checkpoints import Checkpoints, PartsMissingError, SaveAbandonedError, inspection, multirank_save
+from deeplink.checkpoints import Checkpoints, SaveAbandonedError, inspection, multirank_save
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.multirank_save import Board, SaveGroup
 from deeplink.checkpoints.saving import Saver
@@ -191,8 +191,8 @@ def test_a_rank_that_dies_leaves_no_part_anywhere(nodes: Nodes) -> None:
         except DeepLinkError as problem:
             problems.append(problem)
     assert len(problems) == 3
-    assert any(isinstance(problem, PartsMissingError) for problem in problems)
-    assert all(isinstance(problem, PartsMissingError | SaveAbandonedError) for problem in problems)
+    assert any("nothing from rank 3 within" in str(problem) for problem in problems)
+    assert all(isinstance(problem, SaveAbandonedError) for problem in problems)
     for node in ALL:
         assert [path.name for path in nodes.local(node).iterdir()] == ["step-0000000001.a1"]
     close(ranks)

@@ -12,11 +12,11 @@ import grpc
 import pytest
 import torch
 
+from deeplink.checkpoints import CheckpointError, sharded
 from deeplink.checkpoints import multirank_save as messages
-from deeplink.checkpoints import sharded
 from deeplink.checkpoints.agents import JobAgents
 from deeplink.checkpoints.found import SHARDED, NoStateError, UnmatchedStatesError
-from deeplink.checkpoints.multirank_save import FOLDER, Board, Exchange, MessageError, SaveGroup, collect_parts
+from deeplink.checkpoints.multirank_save import FOLDER, Board, Exchange, SaveGroup, collect_parts
 from deeplink.core import plainpickle
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Attempt
@@ -89,7 +89,10 @@ def test_code_in_the_answer_of_a_server_that_does_not_know_the_token_does_not_ru
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with pytest.raises(MessageError, match="is not usable"), board(nodes, rank, at=f"127.0.0.1:{port}") as met:
+        with (
+            pytest.raises(CheckpointError, match="is not usable"),
+            board(nodes, rank, at=f"127.0.0.1:{port}") as met,
+        ):
             sharded.write(STATE, met)
     finally:
         server.stop(None).wait(10)
@@ -99,7 +102,7 @@ def test_code_in_the_answer_of_a_server_that_does_not_know_the_token_does_not_ru
 def test_code_that_a_holder_of_the_token_posts_at_an_honest_agent_does_not_run(nodes: Nodes, mark: Path) -> None:
     hostile = board(nodes, 1)
     hostile.put("plan", running(mark))
-    with pytest.raises(MessageError, match="what rank 1 said"), board(nodes, 0) as met:
+    with pytest.raises(CheckpointError, match="what rank 1 said"), board(nodes, 0) as met:
         sharded.write(STATE, met)
     assert not mark.exists()
     with pytest.raises(plainpickle.PickleError, match="it names"):
@@ -153,7 +156,7 @@ def plan(**changes: Any) -> bytes:
 )
 def test_a_plan_that_is_none_ends_the_save(tmp_path: Path, words: bytes) -> None:
     with (
-        pytest.raises((MessageError, UnmatchedStatesError)),
+        pytest.raises((CheckpointError, UnmatchedStatesError), match=r"is not usable|do not make a whole"),
         exchanged(tmp_path, "plan", words) as first,
     ):
         sharded.write(STATE, first)
@@ -162,7 +165,7 @@ def test_a_plan_that_is_none_ends_the_save(tmp_path: Path, words: bytes) -> None
 
 @pytest.mark.parametrize("items", [[7], [0, 0], [2]])
 def test_a_rank_writes_no_items_that_it_has_not(items: list[int]) -> None:
-    with pytest.raises(MessageError, match="items to write, of 2"):
+    with pytest.raises(CheckpointError, match="items to write, of 2"):
         messages.assigned(saving_pb2.AssignedItems(items=items).SerializeToString(), 2)
 
 
@@ -171,7 +174,7 @@ def test_a_rank_writes_no_items_that_it_has_not(items: list[int]) -> None:
 )
 def test_what_a_rank_wrote_is_what_it_was_to_write_in_a_file_of_its_own(item: int, file: str) -> None:
     told = saving_pb2.WrittenItems(items=[saving_pb2.WrittenItem(item=item, file=file, length=1)])
-    with pytest.raises(MessageError):
+    with pytest.raises(CheckpointError, match=r"rank 1 said .* is not usable"):
         messages.written(told.SerializeToString(), 1, [0])
 
 
@@ -180,20 +183,20 @@ def test_files_that_a_rank_names_lie_in_the_checkpoint(tmp_path: Path, path: str
     told = saving_pb2.RankFiles(files=[saving_pb2.RankFile(path=path, bytes=1, xxh3_64="0" * 16)])
     first = exchanged(tmp_path, "done", told.SerializeToString())
     first.put("done", messages.files_message([]))
-    with pytest.raises(MessageError, match="rank 1"), first:
+    with pytest.raises(CheckpointError, match="rank 1"), first:
         collect_parts(first)
 
 
 @pytest.mark.parametrize("name", ["../other", "/tmp/x", "step-0000000001.a1/../../x", "", ".draft-x"])
 def test_nodes_publish_checkpoints_alone(name: str) -> None:
-    with pytest.raises(MessageError, match="not a checkpoint's name"):
+    with pytest.raises(CheckpointError, match="not a checkpoint's name"):
         messages.publication(saving_pb2.Publication(name=name, manifest="{}").SerializeToString())
 
 
 def test_the_words_of_earlier_versions_are_refused_as_words(tmp_path: Path) -> None:
     first = exchanged(tmp_path, "done", json.dumps([{"path": "a", "bytes": 1, "xxh3_64": "0" * 16}]).encode())
     first.put("done", messages.files_message([]))
-    with pytest.raises(MessageError), first:
+    with pytest.raises(CheckpointError, match="is not usable"), first:
         collect_parts(first)
     assert not (first.draft / FOLDER).exists()
 

@@ -18,6 +18,7 @@ import pytest
 from typing_extensions import override
 
 from deeplink.checkpoints import (
+    CheckpointError,
     Checkpoints,
     CheckpointWriteError,
     ClaimDamagedError,
@@ -30,7 +31,6 @@ from deeplink.checkpoints import (
 )
 from deeplink.checkpoints.claims import Retention
 from deeplink.checkpoints.copies import FORGET_S, Copies, NoRoomError
-from deeplink.checkpoints.recovery_agreement import NoAgreementError
 from deeplink.checkpoints.saving import tidy
 from deeplink.core.clock import ManualClock
 from deeplink.core.errors import DeepLinkError
@@ -374,7 +374,7 @@ def test_ranks_of_nodes_that_cannot_read_do_not_all_begin_at_zero(nodes: Nodes, 
             save(first, step)
             first.wait()
     for options in ({}, {"from_scratch": True}):
-        with refusing(on("state.bin")), pytest.raises((NoAgreementError, StorageUnreadableError), match="denied"):
+        with refusing(on("state.bin")), pytest.raises((CheckpointError, StorageUnreadableError), match="denied"):
             begun(nodes, relaunch, "n0", ["n0"], **options).latest()
     assert steps(nodes.root / "shared") == [1, 2]
     assert steps(nodes.local("n0")) == [1, 2]
@@ -433,7 +433,7 @@ def test_what_the_shared_folder_alone_has_and_does_not_give_is_not_gone_on_witho
             return True
         return bool(is_begun) and listing == "listed at first" and event == "os.listdir" and path == shared
 
-    with refusing(is_refused, code=errno.EIO), pytest.raises(NoAgreementError, match="Input/output error"):
+    with refusing(is_refused, code=errno.EIO), pytest.raises(CheckpointError, match="Input/output error"):
         begun(nodes, SECOND, "n0", ["n0"]).latest()
     assert steps(nodes.root / "shared") == [1, 2]
     found = begun(nodes, THIRD, "n0", ["n0"]).latest()
@@ -493,7 +493,7 @@ def test_without_agents_a_node_that_cannot_read_its_disk_says_so_to_the_others(
     with refusing(lambda _event, path: str(local) in path and path.endswith("state.bin")):
         with pytest.raises(StorageUnreadableError, match="ssd"):
             ranks[0].latest()
-        with pytest.raises(NoAgreementError, match=r"node 0: .*Permission denied"):
+        with pytest.raises(CheckpointError, match=r"node 0: .*Permission denied"):
             ranks[1].latest()
     assert Checkpoints(shared, readonly=True, from_scratch=True).latest() is None
     monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
@@ -577,7 +577,7 @@ def test_without_agents_the_others_wait_for_a_node_that_tries_to_read_its_disk(
     ranks = ranks_of(shared, disks, SECOND, clock, monkeypatch)
     with refusing(lambda _event, path: str(disks[1]) in path and path.endswith("state.bin"), code=errno.EIO):
         found = latest_of_all(ranks, clock)
-    assert [type(one) for one in found] == [NoAgreementError, StorageUnreadableError], found
+    assert [type(one) for one in found] == [CheckpointError, StorageUnreadableError], found
     assert "node 1: " in str(found[0])
     clock = SharedClock(2)
     assert latest_of_all(ranks_of(shared, disks, THIRD, clock, monkeypatch), clock) == [2, 2]
@@ -591,7 +591,7 @@ def test_without_agents_a_node_that_never_comes_is_not_gone_without_where_nothin
         save(first, 1)
     (shared / "step-0000000001.a1").rename(tmp_path / "away")
     alone = ranks_of(shared, disks, SECOND, ManualClock(), monkeypatch)[0]
-    with pytest.raises(NoAgreementError, match="1 of 2 nodes did not say"):
+    with pytest.raises(CheckpointError, match="1 of 2 nodes did not say"):
         alone.latest()
     (tmp_path / "away").rename(shared / "step-0000000001.a1")
     found = alone.latest()

@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 
 from deeplink.cli import cli
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.publish import FileTroubleError
 from deeplink.ops import calibration
 from deeplink.scheduler.placement.model.constants import constants_from
 from deeplink.scheduler.placement.model.sweep import AllReduceTiming, RankLocation, Reach, ReadSweep, Sweep
@@ -98,7 +97,8 @@ def test_a_file_that_cannot_be_written_does_not_cost_the_measurement(
     monkeypatch.setattr(calibration, "timed_between", timed)
     (tmp_path / "file").touch()
     refused = calibrate("--backend", "gloo", "--out", str(tmp_path / "file" / "constants.json"))
-    assert isinstance(refused.exception, FileTroubleError)
+    assert isinstance(refused.exception, DeepLinkError)
+    assert "cannot write" in str(refused.exception)
     assert "constants of the cost model" in refused.output
     assert "written" not in refused.output
 

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from deeplink.cli import cli
 from deeplink.core.clock import ManualClock
 from deeplink.core.config import Config
+from deeplink.core.locks import LockHeldError
 from deeplink.core.types import NodeName
 from deeplink.ops.waiting_jobs import MOST_AT_ONCE, BackgroundPrefetch, surveyed
 from deeplink.scheduler.jobs.job_view import me
@@ -26,7 +27,6 @@ from deeplink.scheduler.placement.hint.decision import Ask, Decision, HintKind, 
 from deeplink.scheduler.placement.hint.planner import (
     LEAST_S,
     Planner,
-    PlannerRunsError,
     holding,
     live,
     planner_file,
@@ -102,7 +102,7 @@ def test_what_slurm_refuses_is_reported_and_fails(state: Path, monkeypatch: pyte
 def test_another_planner_is_named(state: Path) -> None:
     with holding(planner_file(state, {}, "lock"), 1.0):
         done = CliRunner().invoke(cli, ["plan", "--once"])
-        assert isinstance(done.exception, PlannerRunsError)
+        assert isinstance(done.exception, LockHeldError)
         assert str(os.getpid()) in str(done.exception)
         assert said("--dry-run")["job"] == "7"
 
@@ -179,7 +179,7 @@ def test_it_ends_when_no_job_needs_it(
 def test_one_that_is_not_needed_ends_without_a_word(tmp_path: Path) -> None:
     with holding(planner_file(tmp_path, os.environ, "lock"), 1.0):
         live(planner(tmp_path, ["PENDING"], []), until_idle=True)
-        with pytest.raises(PlannerRunsError):
+        with pytest.raises(LockHeldError, match="a planner runs already"):
             live(planner(tmp_path, ["PENDING"], []), until_idle=False)
 
 

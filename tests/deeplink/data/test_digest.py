@@ -13,8 +13,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deeplink.core.errors import DeepLinkError
 from deeplink.data import DeliveryDigest, receipt
-from deeplink.data.digest import DigestStateError, receipts_of
+from deeplink.data.digest import receipts_of
 
 SAMPLES = [f"sample {number}".encode() * (number % 7) for number in range(100)]
 
@@ -107,7 +108,7 @@ def test_the_state_survives_json() -> None:
 )
 def test_a_damaged_state_is_refused(state: dict[str, object]) -> None:
     digest = DeliveryDigest()
-    with pytest.raises(DigestStateError):
+    with pytest.raises(DeepLinkError, match="not a delivery digest"):
         digest.load_state_dict(state)
     assert digest == DeliveryDigest()
 

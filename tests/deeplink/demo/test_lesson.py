@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from deeplink.cache.catalog import checked_name
-from deeplink.demo.lesson import DemoError, lesson, write_digits
+from deeplink.core.errors import DeepLinkError
+from deeplink.demo.lesson import lesson, write_digits
 
 
 def test_digits_are_small_images_in_train_and_test(tmp_path: Path) -> None:
@@ -35,7 +36,7 @@ def test_a_folder_may_have_any_name_and_classes_may_have_folders(tmp_path: Path)
 def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
     write_digits(tmp_path / "digits")
     (tmp_path / "digits" / "train" / "3" / "notes.txt").write_text("not an image")
-    with pytest.raises(DemoError, match=r"notes\.txt"):
+    with pytest.raises(DeepLinkError, match=r"notes\.txt"):
         lesson(tmp_path / "digits", ranks=4)
 
 
@@ -54,5 +55,5 @@ def test_what_cannot_be_trained_on_is_refused_by_name(tmp_path: Path, what: str)
     if what == "no image":
         (folder / "class").mkdir()
         (folder / "class" / "x.png").write_text("no image at all")
-    with pytest.raises(DemoError, match=str(folder)):
+    with pytest.raises(DeepLinkError, match=str(folder)):
         lesson(folder, ranks=4)

@@ -14,7 +14,7 @@ from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.jobs.follow import OutputFollower
 from deeplink.scheduler.jobs.job_names import JobNameError
 from deeplink.scheduler.jobs.job_output import Tail
-from deeplink.scheduler.jobs.job_view import JobUnknownError, Viewer
+from deeplink.scheduler.jobs.job_view import Viewer
 from deeplink.scheduler.slurm.cached import CachedRunner
 from tests.scheduler.jobs.left import launched
 from tests.scheduler.jobs.programs import job
@@ -131,7 +131,7 @@ def test_a_vanished_job_without_a_note_is_told_where_to_look(
     tmp_path: Path, slurm: Slurm, clock: Play, follower: OutputFollower
 ) -> None:
     slurm.jobs = []
-    with pytest.raises(JobUnknownError):
+    with pytest.raises(JobNameError, match="holds nothing of it"):
         follower.output(wait=True)
     launched(tmp_path / "state", 7, clock.unix())
     clock.sleep(5.0)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.launch_spec import LaunchSpec, lay_out
-from deeplink.scheduler.topology.groups import RankOrderError
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_where_no_topology_is_known_nothing_is_promised() -> None:
 
 def test_groups_that_do_not_divide_the_ranks_are_refused() -> None:
     order = LaunchSpec(command=("true",), per_node=1, count=3, group_sizes=(2,))
-    with pytest.raises(RankOrderError):
+    with pytest.raises(DeepLinkError, match="do not divide into groups of 2"):
         lay_out(order, Attempt(7, 0, 0), dealt(0, 0, 0), port=1)
 
 

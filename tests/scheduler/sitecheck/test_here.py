@@ -12,10 +12,11 @@ import pytest
 
 from deeplink.core.clock import SystemClock
 from deeplink.core.config import Config
+from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.tokens import write_token
 from deeplink.scheduler.sitecheck import part as module
 from deeplink.scheduler.sitecheck.part import NodePart, dangers, looked_at, sweep, this_host
-from deeplink.scheduler.sitecheck.report import HostFacts, Measured, NodeProbePlan, ReportFormatError
+from deeplink.scheduler.sitecheck.report import HostFacts, Measured, NodeProbePlan
 
 
 def config(tmp_path: Path) -> Config:
@@ -42,7 +43,7 @@ def test_all_of_it_travels_as_json(tmp_path: Path) -> None:
 def test_what_another_version_says_is_refused(said: object) -> None:
     for kind in (HostFacts, Measured, NodeProbePlan):
         if not (kind is Measured and said == []):
-            with pytest.raises(ReportFormatError):
+            with pytest.raises(DeepLinkError, match="report cannot be read"):
                 kind.of(said)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.watch.watchdog import LeaderError, leading
+from deeplink.core.locks import LockHeldError
+from deeplink.scheduler.watch.watchdog import leading
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def journal(tmp_path: Path) -> Path:
 
 
 def test_one_leads_and_its_place_is_free_when_it_ends(journal: Path) -> None:
-    with leading(journal), pytest.raises(LeaderError, match="another watchdog holds"), leading(journal):
+    with leading(journal), pytest.raises(LockHeldError, match="another watchdog holds"), leading(journal):
         pass
     with leading(journal) as lead:
         assert lead.last_unix is None
@@ -50,7 +51,7 @@ def test_one_that_never_watched_leaves_nothing(journal: Path) -> None:
 def test_whoever_finds_the_place_taken_changes_nothing(journal: Path) -> None:
     with leading(journal) as lead:
         lead.watch(1000.0)
-        with pytest.raises(LeaderError), leading(journal):
+        with pytest.raises(LockHeldError, match="another watchdog holds"), leading(journal):
             pass
     with leading(journal) as lead:
         assert lead.last_unix == 1000.0

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from deeplink.core.locks import LockHeldError
 from deeplink.scheduler.placement.hint.planner import (
     MOST_LOG,
-    PlannerRunsError,
     ensure_planner,
     holding,
     planner_file,
@@ -24,7 +24,7 @@ def test_a_planner_is_alone_and_says_who_it_is(tmp_path: Path) -> None:
     assert not runs(path)
     with holding(path, 1.0):
         assert runs(path)
-        with pytest.raises(PlannerRunsError, match=f"process {os.getpid()} on"), holding(path, 2.0):
+        with pytest.raises(LockHeldError, match=f"process {os.getpid()} on"), holding(path, 2.0):
             pass
         with holding(planner_file(tmp_path, {"SLURM_CONF": "/other"}, "lock"), 2.0):
             pass

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 
-from deeplink.scheduler.placement.model.constants import ModelInputError
+from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.placement.model.job_profile import NodeShare, Placement
 from tests.scheduler.placement.model.models import placement, placements
 
@@ -59,14 +59,14 @@ def test_no_leaf_has_more_flows_than_the_ring_has_crossings(drawn: Placement) ->
 
 @pytest.mark.parametrize("gpus", [0, 5])
 def test_more_gpus_than_there_are_or_none_are_refused(gpus: int) -> None:
-    with pytest.raises(ModelInputError, match="from 1 to its 4"):
+    with pytest.raises(DeepLinkError, match="from 1 to its 4"):
         NodeShare(gpus, 4)
 
 
 def test_no_nodes_and_no_health_are_refused() -> None:
-    with pytest.raises(ModelInputError, match="nodes"):
+    with pytest.raises(DeepLinkError, match="nodes"):
         Placement(())
-    with pytest.raises(ModelInputError, match="health"):
+    with pytest.raises(DeepLinkError, match="health"):
         NodeShare(1, 4, health=0)
-    with pytest.raises(ModelInputError, match=r"uplinks of core\.s0\.a"):
+    with pytest.raises(DeepLinkError, match=r"uplinks of core\.s0\.a"):
         Placement(nodes(A), uplink_health={A: 2.0})

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.placement.model.constants import ModelInputError
+from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.placement.model.job_profile import (
     Algorithm,
     Job,
@@ -39,11 +39,11 @@ def test_by_hand_three_values_do() -> None:
 def test_a_measured_step_of_one_rank_does_too() -> None:
     measured = {"format": 1, "batch": 32, "step_s": 0.15, "fixed_s": 0.022, "gradient_bytes": 102e6}
     assert profile_from(json.dumps(measured), "file").job.sample_s == pytest.approx(0.004)
-    with pytest.raises(ModelInputError, match="step_s"):
+    with pytest.raises(DeepLinkError, match="step_s"):
         profile_from(json.dumps(measured | {"sample_s": 0.004}), "file")
-    with pytest.raises(ModelInputError, match="'1', no number"):
+    with pytest.raises(DeepLinkError, match="'1', no number"):
         profile_from(json.dumps(measured | {"step_s": "1"}), "file")
-    with pytest.raises(ModelInputError, match="measured step"):
+    with pytest.raises(DeepLinkError, match="measured step"):
         profile_from(json.dumps(measured | {"step_s": 0.01}), "file")
 
 
@@ -71,7 +71,7 @@ def test_ranks_are_those_told_or_one_on_each_gpu() -> None:
     ],
 )
 def test_something_else_is_named(text: str, problem: str) -> None:
-    with pytest.raises(ModelInputError, match=problem) as refused:
+    with pytest.raises(DeepLinkError, match=problem) as refused:
         profile_from(text, "bert.json")
     assert "bert.json" in str(refused.value)
     assert refused.value.exit_code == 2
@@ -79,5 +79,5 @@ def test_something_else_is_named(text: str, problem: str) -> None:
 
 @pytest.mark.parametrize("values", [{"batch": 0}, {"overlap": 2}, {"ranks_per_node": 0}, {"sample_s": -1}])
 def test_values_that_cannot_be_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(ModelInputError):
+    with pytest.raises(DeepLinkError, match=r"must be|is no number"):
         profile_from(json.dumps(BY_HAND | values), "bert.json")

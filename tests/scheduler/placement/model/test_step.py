@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed, ModelInputError
+from deeplink.core.errors import DeepLinkError
+from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed
 from deeplink.scheduler.placement.model.job_profile import (
     Algorithm,
     Job,
@@ -261,7 +262,7 @@ def test_many_at_once_are_as_one_by_one(job: Job, where: list[Placement], known:
 @pytest.mark.parametrize("shares", [(0.5,), (0.7, 0.7)])
 def test_shares_that_are_not_all_are_refused(shares: tuple[float, ...]) -> None:
     reads = [Read(name=f"place {number}", share=share, bandwidth=1) for number, share in enumerate(shares)]
-    with pytest.raises(ModelInputError, match="sum of the shares"):
+    with pytest.raises(DeepLinkError, match="sum of the shares"):
         predict(GIGABYTE, placement("1"), PLAIN, reads)
 
 
@@ -284,7 +285,7 @@ def test_shares_that_are_not_all_are_refused(shares: tuple[float, ...]) -> None:
 )
 def test_what_cannot_be_is_refused_with_a_remedy(wrong: object) -> None:
     assert callable(wrong)
-    with pytest.raises(ModelInputError) as refused:
+    with pytest.raises(DeepLinkError, match=", but must be ") as refused:
         wrong()
     assert refused.value.remedy
     assert refused.value.exit_code == 2

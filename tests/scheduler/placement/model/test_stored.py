@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.placement.model.constants import (
     Constants,
-    ModelInputError,
     ReadSpeeds,
     constants_from,
     constants_text,
@@ -63,7 +63,7 @@ def changed(**values: Any) -> str:
     ],
 )
 def test_something_else_is_named(text: str, problem: str) -> None:
-    with pytest.raises(ModelInputError, match=problem) as refused:
+    with pytest.raises(DeepLinkError, match=problem) as refused:
         constants_from(text, "site.json")
     assert "site.json" in str(refused.value)
     assert refused.value.exit_code == 2
@@ -79,5 +79,5 @@ def test_something_else_is_named(text: str, problem: str) -> None:
     ],
 )
 def test_values_that_cannot_be_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(ModelInputError):
+    with pytest.raises(DeepLinkError, match=r"must be|is no number"):
         constants_from(changed(**values), "site.json")
