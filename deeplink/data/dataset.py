@@ -168,8 +168,8 @@ class MapDatasetBase(torch_data.Dataset[Any]):
             raise DatasetError(
                 f"dataset {self.name!r} is seeded, and was not asked for a ResumableSampler's batch: "
                 "the seeds of its samples follow from that one's seed and epoch",
-                remedy="Read it by DataLoader(batch_sampler=ResumableSampler(dataset, ...)), with subset() in place "
-                "of torch's Subset; to look at single items make it without seeded=True.",
+                remedy="Read it by DataLoader(batch_sampler=ResumableSampler(dataset, ...)), with subset() in "
+                "place of torch's Subset; to look at single items make it without seeded=True.",
             )
         seed, epoch = indices.seed, indices.epoch
         return lambda position: (sample_seed(seed, epoch, self.key(position)),)
