@@ -52,11 +52,13 @@ _HOLDS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRate:
-    """Samples that rank 0 has read so far."""
+    """Samples that rank 0 and its DataLoader workers have read so far."""
 
     local: int
     peer: int
     source: int
+    per_s: float | None = None  # read now; None where that is not known
+    waited_s: float | None = None  # for what was not on the node, of all workers together; None: not reported
 
     @property
     def total(self) -> int:
@@ -91,7 +93,8 @@ class TrainingRate:
     @property
     def standing(self) -> TrainingRate:
         """The same of a job that does not go on, or of which no one knows."""
-        return replace(self, steps_per_s=None, samples_per_s=None, left_s=None)
+        reads = replace(self.reads, per_s=None) if self.reads else None
+        return replace(self, steps_per_s=None, samples_per_s=None, left_s=None, reads=reads)
 
 
 def pace(points: Sequence[ProgressPoint]) -> TrainingRate:
@@ -112,7 +115,7 @@ def pace(points: Sequence[ProgressPoint]) -> TrainingRate:
         value=last.metrics.get(metric),
         steps_per_s=steps_per_s,
         samples_per_s=last.metrics.get(SAMPLES_PER_S, _rate(counted)),
-        reads=_reads(last.metrics),
+        reads=_reads(recent),
         saved=_saved(last.metrics),
         total_steps=int(total) if known and total is not None else None,
         left_s=(total - last.step) / steps_per_s if known and total is not None and steps_per_s else None,
@@ -132,12 +135,24 @@ def _rate(seen: Sequence[tuple[float, float]]) -> float | None:
     return amount / seconds if seconds > 0 and amount > 0 else None
 
 
-def _reads(metrics: Mapping[str, float]) -> ReadRate | None:
-    names = (process_metrics.LOCAL_SAMPLES, process_metrics.PEER_SAMPLES, process_metrics.SOURCE_SAMPLES)
-    if not any(metrics.get(name) for name in names):
+def _reads(recent: Sequence[ProgressPoint]) -> ReadRate | None:
+    found = _read(recent[-1].metrics)
+    if not sum(found):
         return None
+    local, peer, source = found
+    return ReadRate(
+        local=local,
+        peer=peer,
+        source=source,
+        per_s=_rate([(point.unix, float(sum(_read(point.metrics)))) for point in recent]),
+        waited_s=recent[-1].metrics.get(process_metrics.WAITED_S),
+    )
+
+
+def _read(metrics: Mapping[str, float]) -> tuple[int, int, int]:
+    names = (process_metrics.LOCAL_SAMPLES, process_metrics.PEER_SAMPLES, process_metrics.SOURCE_SAMPLES)
     local, peer, source = (int(metrics.get(name, 0)) for name in names)
-    return ReadRate(local=local, peer=peer, source=source)
+    return local, peer, source
 
 
 def _saved(metrics: Mapping[str, float]) -> Saved | None:
