@@ -280,6 +280,17 @@ class Catalog:
         except OSError as problem:
             raise self._failed(problem) from problem
 
+    def remove_all(self, name: str) -> None:
+        """Take a dataset out of the catalog, also what is left of versions that lost their index; as `remove`."""
+        newest = self._newest(name)
+        for version in sorted(self.versions(name), key=lambda one: one == newest):  # the newest last
+            self.remove(name, version)
+        try:
+            for version in self.recorded(name):
+                self.path(name, version).with_suffix(".json").unlink(missing_ok=True)
+        except OSError as problem:
+            raise self._failed(problem) from problem
+
     def _newest(self, name: str) -> Version | None:
         try:
             return self.latest(name)

@@ -64,6 +64,12 @@ _FALLBACK_THREADS = 16
 _FEW = 4
 """So many samples are read from the source one after another: threads would take longer to start."""
 
+_METRICS = {
+    "local_samples": process_metrics.LOCAL_SAMPLES,
+    "peer_samples": process_metrics.PEER_SAMPLES,
+    "home_samples": process_metrics.HOME_SAMPLES,
+    "source_samples": process_metrics.SOURCE_SAMPLES,
+}
 _Read = TypeVar("_Read")
 
 
@@ -87,6 +93,7 @@ class ReadStats:
     busy: int = 0  # requests that a busy member refused; others served them, or it did later
     stalls: int = 0  # batches that waited longer than half a second for what is not on this node
     longest_wait_s: float = 0.0  # of such waits, a stall or not
+    waited_s: float = 0.0  # all of these together
 
 
 class ReadTotals:
@@ -95,7 +102,8 @@ class ReadTotals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._longest_wait_s = 0.0
+        self._longest_wait_s = self._waited_s = 0.0
+        self._row = process_metrics.row_of_worker()
         process_metrics.of_process.count_in(self)
 
     def count(self, **counts: int) -> None:
@@ -103,6 +111,8 @@ class ReadTotals:
         with self._lock:
             for name, number in counts.items():
                 self._counts[name] += number
+        if self._row is not None:
+            self._row.add({_METRICS[name]: float(number) for name, number in counts.items() if name in _METRICS})
 
     def waited(self, seconds: float, samples: int) -> None:
         """Note that so many samples from elsewhere took so long."""
@@ -111,23 +121,21 @@ class ReadTotals:
             log.warning("%d samples that are not on this node took %.1f s", samples, seconds)
         with self._lock:
             self._longest_wait_s = max(self._longest_wait_s, seconds)
+            self._waited_s += seconds
             self._counts["stalls"] += is_stall
+        if self._row is not None:
+            self._row.add({process_metrics.WAITED_S: seconds})
 
     def stats(self) -> ReadStats:
         """Return what was counted so far."""
         with self._lock:
-            return ReadStats(**self._counts, longest_wait_s=self._longest_wait_s)
+            return ReadStats(**self._counts, longest_wait_s=self._longest_wait_s, waited_s=self._waited_s)
 
     def vitals(self) -> dict[str, float]:
         """Return how many samples came from where, for the reports of training; nothing before the first."""
         found = self.stats()
-        counts = {
-            process_metrics.LOCAL_SAMPLES: found.local_samples,
-            process_metrics.PEER_SAMPLES: found.peer_samples,
-            process_metrics.HOME_SAMPLES: found.home_samples,
-            process_metrics.SOURCE_SAMPLES: found.source_samples,
-        }
-        return {name: float(count) for name, count in counts.items()} if any(counts.values()) else {}
+        counts = {metric: float(getattr(found, name)) for name, metric in _METRICS.items()}
+        return counts | {process_metrics.WAITED_S: found.waited_s} if any(counts.values()) else {}
 
 
 @dataclass(frozen=True, slots=True)

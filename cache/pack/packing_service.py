@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 
-from deeplink.cache.errors import HomeError, PlacementError, SourceChangedError, SourceError
+from deeplink.cache.errors import PlacementError, SourceChangedError, SourceError
 from deeplink.cache.format.block import checked_shard_id
 from deeplink.cache.format.names import Names
 from deeplink.cache.pack.shard_pipeline import Placer, ShardPipeline, staging

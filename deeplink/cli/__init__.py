@@ -31,6 +31,7 @@ VERBS = {
     "warm": "Bring a dataset onto the nodes' SSDs, and verify it there.",
     "prefetch": "Warm the SSDs of nodes before a job starts there, or empty one ahead of its drain.",
     "evict": "Drop a dataset's shards from the nodes' SSDs, as far as they can be had again.",
+    "rm": "Remove a dataset from the catalog, and its shards from the nodes' SSDs.",
     "node": "Serve this node's shards and watch over its ranks.",
     "sbatch": "Submit a batch script: sbatch, watched and restartable.",
     "plan": "Look after waiting jobs: their hints are kept, mended or dropped.",

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from deeplink.cli.options import dataset_named, flag, json_and_progress, json_option, members_option, option
+from deeplink.cli.options import (
+    PlaceType,
+    dataset_named,
+    flag,
+    json_and_progress,
+    json_option,
+    members_option,
+    option,
+)
 from deeplink.cli.output import ShownProgress, moment, print_facts, print_json, warn
 from deeplink.core.clock import SystemClock
 from deeplink.core.config import load_config
@@ -58,7 +66,7 @@ Examples:
   deeplink index show imagenet@3f2a --json | jq .samples
 """,
 )
-@click.argument("dataset", metavar="NAME[@VERSION]")
+@click.argument("dataset", metavar="NAME[@VERSION]", type=PlaceType())
 @json_option("Print it as JSON.")
 def show(*, dataset: str, as_json: bool) -> None:
     """Show what a version is made of."""
@@ -124,7 +132,7 @@ Examples:
 Exit codes: 0 whole, 1 damaged, 2 there is no such version.
 """,
 )
-@click.argument("dataset", metavar="NAME[@VERSION]")
+@click.argument("dataset", metavar="NAME[@VERSION]", type=PlaceType())
 @flag("--all", "Every version of the dataset.", name="every")
 @json_option()
 def verify(*, dataset: str, every: bool, as_json: bool) -> int:
@@ -167,7 +175,7 @@ Examples:
 Exit codes: 0 done, 1 shards are missing or it is another version, 2 wrong usage.
 """,
 )
-@click.argument("dataset", metavar="NAME[@VERSION]")
+@click.argument("dataset", metavar="NAME[@VERSION]", type=PlaceType())
 @option(
     "--from FOLDER",
     "Folder with shards' files; may be repeated. [default: config store]",
@@ -271,7 +279,7 @@ Examples:
   deeplink index rm imagenet@3f2a --dry-run
 """,
 )
-@click.argument("dataset", metavar="NAME@VERSION")
+@click.argument("dataset", metavar="NAME@VERSION", type=PlaceType())
 @flag("--now", "Free its space at once; no job may be reading it.")
 @flag("--dry-run", "Say what would be removed; change nothing.")
 @json_option()

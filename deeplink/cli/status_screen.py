@@ -291,7 +291,9 @@ def _reads(pace: TrainingRate) -> str:
         return UNKNOWN
     shares = (("local", reads.local), ("peer", reads.peer), ("home", reads.home), ("source", reads.source))
     rates = ", ".join(f"{name} {100 * count / reads.total:.1f} %" for name, count in shares)
-    return f"{rates} of {counted(reads.total, 'sample')} (rank 0's own process)"
+    now = f", {figure(reads.per_s)}/s" if reads.per_s is not None else ""
+    waited = f", waited {span(reads.waited_s)} for what was elsewhere" if reads.waited_s else ""
+    return f"{rates} of {counted(reads.total, 'sample')}{now}{waited} (rank 0 and its workers)"
 
 
 def _checkpoint(pace: TrainingRate, now: float, *, running: bool) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from deeplink.cli.options import (
+    PlaceType,
     dataset_named,
     flag,
     json_and_progress,
@@ -89,7 +90,7 @@ Exit codes: 0 done, also where shards had to stay; 1 a member did not answer or 
 
 
 @click.command("warm", epilog=_WARM_EPILOG)
-@click.argument("dataset", metavar="NAME[@VERSION]")
+@click.argument("dataset", metavar="NAME[@VERSION]", type=PlaceType())
 @where_and_replicas
 @flag("--dry-run", "Only say what is where now.")
 @json_and_progress
@@ -260,7 +261,7 @@ def _say_moves(moves: Moves, done: Prefetched | None, *, as_json: bool) -> None:
 
 
 @click.command("evict", epilog=_EVICT_EPILOG)
-@click.argument("dataset", metavar="NAME[@VERSION]")
+@click.argument("dataset", metavar="NAME[@VERSION]", type=PlaceType())
 @where_options
 @flag("--force", "Also what is shared, what a job needs, what cannot be had again.")
 @flag("--dry-run", "Only say what would become of each shard.")

@@ -1,13 +1,23 @@
-"""Counters of this process that go with each progress report: bytes read, saves.
+"""Counters of this process and its DataLoader workers that go with each progress report: samples read, saves.
 
 Code that has such numbers offers them here, and pays nothing until `numbers` asks. Names begin with `deeplink_`,
 so that no curve takes them for a metric of the user's.
+
+Workers are processes of their own and report nothing: they count in a file of some KiB beside the job's token,
+which they and their trainer map. A worker adds to a row of it that it has locked; the kernel ends the lock with
+the worker, and the next one goes on with what the row has.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import mmap
+import multiprocessing
+import os
 import threading
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -19,6 +29,12 @@ PEER_SAMPLES = "deeplink_peer_samples"
 HOME_SAMPLES = "deeplink_home_samples"
 SOURCE_SAMPLES = "deeplink_source_samples"
 """Samples read since the process began: from this node's store, other nodes, the packed home, the source."""
+WAITED_S = "deeplink_waited_s"
+"""Seconds that reads took for samples that were not on this node, of all workers together."""
+_SHARED = (LOCAL_SAMPLES, PEER_SAMPLES, HOME_SAMPLES, SOURCE_SAMPLES, WAITED_S)
+_ROWS = 256
+"""Workers of one trainer that are counted at once."""
+_SIZE = _ROWS * len(_SHARED) * 8
 CHECKPOINT_STEP = "deeplink_checkpoint_step"
 CHECKPOINT_UNIX = "deeplink_checkpoint_unix"
 """Step and time of the last checkpoint that is whole."""
@@ -56,10 +72,93 @@ class Vitals:
         """Return all there are now."""
         with self._lock:
             sources, found = list(self._sources), dict(self._noted)
-        for source in sources:
-            for name, number in source.vitals().items():
+        for source in [*(one.vitals() for one in sources), _workers_numbers()]:
+            for name, number in source.items():
                 found[name] = found.get(name, 0) + number
         return found
+
+
+def _counts_file(trainer: int) -> Path | None:
+    """Return where the workers of a process count; None outside of a job."""
+    token = os.environ.get("DEEPLINK_TOKEN_FILE")
+    with contextlib.suppress(OSError, IndexError):
+        # Since when it runs, too: process ids are used again (proc(5), /proc/pid/stat).
+        started = Path(f"/proc/{trainer}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
+        return Path(token).parent / f"reads-{trainer}-{started}" if token else None
+    return None
+
+
+class WorkerRow:
+    """A DataLoader worker's row of its trainer's file. Thread-safe."""
+
+    def __init__(self, descriptor: int, row: int) -> None:
+        self._descriptor = descriptor  # kept open: the lock ends with it
+        self._lock = threading.Lock()
+        numbers = memoryview(mmap.mmap(descriptor, _SIZE)).cast("d")
+        self._numbers = numbers[row * len(_SHARED) : (row + 1) * len(_SHARED)]
+
+    def add(self, numbers: Mapping[str, float]) -> None:
+        """Add to the counters that have these names; others are left out."""
+        with self._lock:
+            for place, name in enumerate(_SHARED):
+                if number := numbers.get(name):
+                    self._numbers[place] += number
+
+
+_own: dict[int, WorkerRow | None] = {}  # by process id: a forked child takes a row of its own
+_opening = threading.Lock()
+_maps: dict[Path, memoryview[float]] = {}
+
+
+def row_of_worker() -> WorkerRow | None:
+    """Return this process's row, where it is a worker that multiprocessing started, in a job; else None."""
+    parent, pid = multiprocessing.parent_process(), os.getpid()
+    if parent is None:
+        return None
+    with _opening:
+        if pid not in _own:
+            _own[pid] = _taken_row(parent.pid)
+        return _own[pid]
+
+
+def _taken_row(trainer: int | None) -> WorkerRow | None:
+    path = _counts_file(trainer) if trainer else None
+    if path is None:
+        return None
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o600)
+        os.ftruncate(descriptor, _SIZE)  # to the size that it has, but for the first worker
+    except OSError:
+        return None
+    for row in range(_ROWS):
+        with contextlib.suppress(OSError):
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, row)
+            return WorkerRow(descriptor, row)
+    os.close(descriptor)
+    return None
+
+
+def _workers_numbers() -> dict[str, float]:
+    """Return what this process's workers have counted; nothing before the first."""
+    path = _counts_file(os.getpid())
+    if path is None:
+        return {}
+    if path not in _maps:
+        with contextlib.suppress(OSError, ValueError), path.open("rb") as file:  # the latter: not of its size yet
+            _maps[path] = memoryview(mmap.mmap(file.fileno(), _SIZE, prot=mmap.PROT_READ)).cast("d")
+    if path not in _maps:
+        return {}
+    found = {name: float(sum(_maps[path][place :: len(_SHARED)])) for place, name in enumerate(_SHARED)}
+    return found if any(found.values()) else {}
+
+
+def _renew_lock() -> None:
+    global _opening  # noqa: PLW0603 - another thread may hold it at the moment of the fork
+    _opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 of_process = Vitals()

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 DRAFT_PREFIX = ".draft-"
 """Names that begin so are unfinished: readers skip them, and the owner of the folder may remove them."""
 
+_MOST_NAME = 200
+"""Bytes of the final name in a draft's: file systems end a name at 255."""
+
 
 def fsync_path(path: Path) -> None:
     """Return once what `path` (a file or a folder) holds is on stable storage."""
@@ -29,7 +32,8 @@ def fsync_path(path: Path) -> None:
 
 def _draft_of(final: Path) -> Path:
     # A random part, not a process id: on a shared file system two hosts may have the same process id.
-    return final.with_name(f"{DRAFT_PREFIX}{final.name}-{os.urandom(6).hex()}")
+    name = os.fsencode(final.name)[:_MOST_NAME].decode(errors="ignore")
+    return final.with_name(f"{DRAFT_PREFIX}{name}-{os.urandom(6).hex()}")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from typing_extensions import override
 
+from deeplink.data.annotations import check_kind, matched
 from deeplink.data.dataset import MapDatasetBase
 from deeplink.data.errors import DatasetError
 
@@ -24,6 +25,7 @@ _AT_ONCE = 1 << 16
 """Rows looked at together: some ten MiB of temporary arrays."""
 _CASE = ord("a") - ord("A")
 _NAMED = 5
+_ANNOTATION = "annotation"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,9 +122,42 @@ def _joined(
     return found
 
 
-def key_of(index: Index, row: int, stem: int) -> str:
-    """Return the key of the group that a row belongs to."""
-    return index.key(row).encode()[:stem].decode()
+def key_of(index: Index, row: int, size: int) -> str:
+    """Return the key of the group that a row belongs to: so many bytes before the first dot of its own name."""
+    raw = index.key(row).encode()
+    dot = raw.index(b".", raw.rfind(b"/") + 1)
+    return raw[dot - size : dot].decode()
+
+
+def paired(index: Index, root: str, columns: Sequence[Sequence[tuple[str, str]]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the samples of which each column lies in folders of its own, by their paths below those.
+
+    Args:
+        index: of the version.
+        root: what the folders lie in.
+        columns: of each column its (folder, extension), of which the first counts that a sample has.
+
+    Returns:
+        The row of each sample's file in each column (-1: none), and the bytes of its key; int64.
+    """
+    pieces: list[tuple[int, np.ndarray, np.ndarray]] = []
+    for number, choices in enumerate(columns):
+        for folder, extension in choices:
+            whole = f"{root}/{folder}".strip("/")
+            grouping = grouped(index, index.rows_below(whole))
+            rows = column(index, grouping, [extension])
+            stems = np.zeros(grouping.count, np.int64)
+            stems[grouping.groups] = grouping.stems
+            is_there = np.flatnonzero(rows >= 0)
+            sizes = stems[is_there] - len(f"{whole}/".encode())
+            found = zip(rows[is_there].tolist(), sizes.tolist(), strict=True)
+            keys = np.array([key_of(index, row, size).encode() for row, size in found], np.bytes_)
+            pieces.append((number, keys, rows[is_there]))
+    every = np.unique(np.concatenate([keys for _, keys, _ in pieces]))
+    table = np.full((len(every), len(columns)), -1, np.int64)
+    for number, own, rows in reversed(pieces):  # so that the first choice is written last
+        table[np.searchsorted(every, own), number] = rows
+    return table, np.char.str_len(every).astype(np.int64)
 
 
 def column(index: Index, grouping: Grouping, extensions: Sequence[str]) -> np.ndarray:
@@ -174,6 +209,9 @@ class Missing(enum.Enum):
 class GroupedDataset(MapDatasetBase):
     """Samples of several files: `a/7.jpg`, `a/7.json` and `a/7.seg.png` are columns of the sample `a/7`.
 
+    Where columns lie in folders of their own, `img/a/7.jpg` and `mask/a/7.png`, the columns
+    `{"image": "img/*.jpg", "mask": "mask/*.png"}` pair them: the key is the path below the folder, `a/7`.
+
     An item is a dict: `__key__`, and the bytes of each column by its name. The key is the path up to the first dot
     of the file's own name, the extension all that is behind it, in lower case. Files with other extensions are
     left alone. All files of a batch are read at once.
@@ -184,10 +222,15 @@ class GroupedDataset(MapDatasetBase):
     Args:
         name: what `deeplink pack` was given.
         columns: extensions, such as `("jpg", "json")`; or names and extensions, such as `{"image": "jpg;png"}`. Of
-            several, separated by semicolons, the first that a sample has counts.
+            several, separated by semicolons, the first that a sample has counts. Or all with folders below root,
+            as above: `folder/*.extension`.
         transform: gets the dict of bytes; its result is the item. Without it the dict is. Under spawned workers it
             must be picklable.
         root: folder in the dataset to take the samples from, such as "train".
+        annotations: path, below root, of a table in the dataset, .csv or .tsv with a head line, or .jsonl, with a
+            row for each sample. Its field `file_name` says which of the dataset's files it is about, from the
+            table's own folder; items get the other fields as a dict, `annotation`. A sample without a row lacks a
+            column. The table is held in memory.
         seeded: call `transform(item, seed)`, as `Dataset` does.
         missing: what becomes of samples that lack a column: "error", "skip", or "none".
         version: its first digits are enough; the newest when None.
@@ -200,9 +243,11 @@ class GroupedDataset(MapDatasetBase):
     Raises:
         DatasetMissingError: there is no such dataset, or not this version of it, or several that begin so.
         DatasetError: there are no samples below root, none has any of the columns, one lacks a column and
-            `missing` is "error", or one has two files for one extension.
+            `missing` is "error", one has two files for one extension, or the annotations cannot be used.
         ConfigError: the configuration cannot be used.
-        ValueError: no column is named, `missing` is none of these, or `seeded` is without a transform.
+        KeyMissingError: there are no such annotations.
+        ValueError: no column is named, some have folders and some have not, the annotations are no known kind,
+            `missing` is none of these, or `seeded` is without a transform.
     """
 
     def __init__(
@@ -212,26 +257,54 @@ class GroupedDataset(MapDatasetBase):
         transform: Callable[..., Any] | None = None,
         *,
         root: str = "",
+        annotations: str = "",
         seeded: bool = False,
         missing: Missing | str = Missing.ERROR,
         version: str | None = None,
         config: Config | None = None,
     ) -> None:
         wanted = _wanted(columns)
+        if annotations:
+            check_kind(annotations)
+            if _ANNOTATION in wanted:
+                raise ValueError(f"columns {columns!r}: {_ANNOTATION!r} is what the annotations' column is called")
         self._missing = Missing(missing)
         if seeded and not transform:
             raise ValueError("seeded=True gives seeds to a transform, and there is none")
         super().__init__(name, root, version, config)
         self.transform, self.columns, self.seeded = transform, tuple(wanted), seeded
+        self._folders = tuple({folder: None for choices in wanted.values() for folder, _ in choices})
+        self._annotations: np.ndarray | None = None
         self._rows, self._stems = self._table(list(wanted.values()))
+        if annotations:
+            self._annotate(f"{self.root}/{annotations}".lstrip("/"))
 
-    def _table(self, extensions: Sequence[Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return each sample's rows by column (-1: none), and the bytes of its key; int64."""
+    def _annotate(self, path: str) -> None:
+        """Give samples their annotations, as `missing` says."""
         index = self._reader.index
-        grouping = grouped(index, self._rows_below_root())
-        table = np.stack([column(index, grouping, names) for names in extensions], axis=1)
-        stems = np.zeros(grouping.count, np.int64)
-        stems[grouping.groups] = grouping.stems
+        data = bytes(self._reader.read([index.row(path)])[0])
+        found = matched(path, data, index, self._rows, strict=self._missing is Missing.ERROR)
+        lacking = np.flatnonzero(found == None)  # noqa: E711 - by element
+        if len(lacking) and self._missing is Missing.ERROR:
+            raise self._lacking("annotation", self._rows, self._stems, lacking)
+        if self._missing is Missing.SKIP:
+            kept = np.flatnonzero(found != None)  # noqa: E711
+            if not len(kept):
+                raise DatasetError(f"dataset {self.name!r}: annotations {path!r} are about none of its samples")
+            self._rows, self._stems, found = self._rows[kept], self._stems[kept], found[kept]
+        self._annotations = found
+
+    def _table(self, choices: Sequence[Sequence[tuple[str, str]]]) -> tuple[np.ndarray, np.ndarray]:
+        """Return each sample's rows by column (-1: none), and the bytes of its key; int64."""
+        index, rows = self._reader.index, self._rows_below_root()
+        if self._folders != ("",):
+            table, stems = paired(index, self.root, choices)
+        else:
+            grouping = grouped(index, rows)
+            extensions = [[extension for _, extension in names] for names in choices]
+            table = np.stack([column(index, grouping, names) for names in extensions], axis=1)
+            stems = np.zeros(grouping.count, np.int64)
+            stems[grouping.groups] = grouping.stems
         is_there = table >= 0
         is_sample = is_there.all(axis=1) if self._missing is Missing.SKIP else is_there.any(axis=1)
         if not is_sample.any():
@@ -249,13 +322,16 @@ class GroupedDataset(MapDatasetBase):
         for name, rows in zip(self.columns, table.T, strict=True):
             lacking = np.flatnonzero(rows < 0)
             if len(lacking):
-                some = lacking[:_NAMED].tolist()
-                keys = [key_of(self._reader.index, int(table[i].max()), int(stems[i])) for i in some]
-                there = ", ".join(map(repr, keys)) + (" ..." if len(lacking) > len(keys) else "")
-                raise DatasetError(
-                    f"dataset {self.name!r}: {len(lacking):,} samples have no file for column {name!r}: {there}",
-                    remedy='Give missing="skip" to leave them out, or missing="none" for None in its place.',
-                )
+                raise self._lacking(f"file for column {name!r}", table, stems, lacking)
+
+    def _lacking(self, what: str, table: np.ndarray, stems: np.ndarray, lacking: np.ndarray) -> DatasetError:
+        some = lacking[:_NAMED].tolist()
+        keys = [key_of(self._reader.index, int(table[i].max()), int(stems[i])) for i in some]
+        there = ", ".join(map(repr, keys)) + (" ..." if len(lacking) > len(keys) else "")
+        return DatasetError(
+            f"dataset {self.name!r}: {len(lacking):,} samples have no {what}: {there}",
+            remedy='Give missing="skip" to leave them out, or missing="none" for None in its place.',
+        )
 
     @override
     def __len__(self) -> int:
@@ -265,6 +341,7 @@ class GroupedDataset(MapDatasetBase):
     def _pick(self, positions: np.ndarray) -> None:
         super()._pick(positions)
         self._rows, self._stems = self._rows[positions], self._stems[positions]
+        self._annotations = None if self._annotations is None else self._annotations[positions]
 
     @override
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
@@ -277,22 +354,30 @@ class GroupedDataset(MapDatasetBase):
             item: dict[str, Any] = {"__key__": self.key(position)}
             for name, row in zip(self.columns, self._rows[position].tolist(), strict=True):
                 item[name] = bytes(next(views)) if row >= 0 else None
+            if self._annotations is not None:
+                fields = self._annotations[position]
+                item[_ANNOTATION] = (
+                    None if fields is None else dict(fields)
+                )  # the item is the transform's to change
             items.append(self._made(position, self.transform, item, *seed_of(position)))
         return items
 
     @override
     def key(self, index: SupportsIndex) -> str:
-        """Return an item's `__key__`, the path of its files up to their names' first dot."""
+        """Return an item's `__key__`, the path of its files (below the columns' folders) up to the first dot."""
         position = self._position(index)
         return key_of(self._reader.index, int(self._rows[position].max()), int(self._stems[position]))
 
     @override
     def index(self, key: str) -> int:
         """Return the number of the item with a `__key__`. Raises DatasetError where there is none."""
-        rows = self._reader.index.rows_beginning(f"{key}.")
-        for number in np.flatnonzero(((self._rows >= rows.start) & (self._rows < rows.stop)).any(axis=1)).tolist():
-            if self.key(number) == key:
-                return int(number)
+        for folder in self._folders:
+            above = f"{self.root}/{folder}/".lstrip("/") if folder else ""
+            rows = self._reader.index.rows_beginning(f"{above}{key}.")
+            is_one = ((self._rows >= rows.start) & (self._rows < rows.stop)).any(axis=1)
+            for number in np.flatnonzero(is_one).tolist():
+                if self.key(number) == key:
+                    return int(number)
         raise DatasetError(f"dataset {self.name!r} has no sample {key!r} here")
 
     @property
@@ -301,16 +386,27 @@ class GroupedDataset(MapDatasetBase):
         return self._rows.copy()
 
 
-def _wanted(columns: Sequence[str] | Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the extensions of each column, in lower case.
+def _wanted(columns: Sequence[str] | Mapping[str, str]) -> dict[str, list[tuple[str, str]]]:
+    """Return the folders and extensions of each column, the latter in lower case.
 
-    >>> _wanted({"image": "JPG;png"}), _wanted(["seg.png"])
-    ({'image': ['jpg', 'png']}, {'seg.png': ['seg.png']})
+    >>> _wanted({"image": "JPG;png"}), _wanted({"mask": "masks/*.seg.png"})
+    ({'image': [('', 'jpg'), ('', 'png')]}, {'mask': [('masks', 'seg.png')]})
     """
     if isinstance(columns, str):
         raise TypeError(f"columns is a list of extensions, or a dict of names and extensions: [{columns!r}]")
     named = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
-    found = {name: [part.strip().lower() for part in text.split(";")] for name, text in named.items()}
-    if not found or not all(all(parts) for parts in found.values()) or "__key__" in found:
+    found = {name: [_choice(part.strip()) for part in text.split(";")] for name, text in named.items()}
+    choices = [choice for parts in found.values() for choice in parts]
+    if not choices or not all(extension for _, extension in choices) or "__key__" in found:
         raise ValueError(f"columns {columns!r}: name at least one extension, and none __key__")
+    if len({bool(folder) for folder, _ in choices}) > 1:
+        raise ValueError(f"columns {columns!r}: give a folder for each (folder/*.extension), or for none")
     return found
+
+
+def _choice(text: str) -> tuple[str, str]:
+    folder, slash, name = text.rpartition("/")
+    extension = name.removeprefix("*.") if slash else name
+    if "*" in folder + extension or (slash and (extension == name or not folder.strip("/"))):
+        raise ValueError(f"column {text!r}: an extension is meant (jpg), or a folder's (folder/*.jpg)")
+    return folder.strip("/"), extension.lower()

@@ -52,12 +52,14 @@ _HOLDS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRate:
-    """Samples that rank 0 has read so far."""
+    """Samples that rank 0 and its DataLoader workers have read so far."""
 
     local: int
     peer: int
     home: int = 0
     source: int
+    per_s: float | None = None  # read now; None where that is not known
+    waited_s: float | None = None  # for what was not on the node, of all workers together; None: not reported
 
     @property
     def total(self) -> int:
@@ -92,7 +94,8 @@ class TrainingRate:
     @property
     def standing(self) -> TrainingRate:
         """The same of a job that does not go on, or of which no one knows."""
-        return replace(self, steps_per_s=None, samples_per_s=None, left_s=None)
+        reads = replace(self.reads, per_s=None) if self.reads else None
+        return replace(self, steps_per_s=None, samples_per_s=None, left_s=None, reads=reads)
 
 
 def pace(points: Sequence[ProgressPoint]) -> TrainingRate:
@@ -113,7 +116,7 @@ def pace(points: Sequence[ProgressPoint]) -> TrainingRate:
         value=last.metrics.get(metric),
         steps_per_s=steps_per_s,
         samples_per_s=last.metrics.get(SAMPLES_PER_S, _rate(counted)),
-        reads=_reads(last.metrics),
+        reads=_reads(recent),
         saved=_saved(last.metrics),
         total_steps=int(total) if known and total is not None else None,
         left_s=(total - last.step) / steps_per_s if known and total is not None and steps_per_s else None,
@@ -133,16 +136,27 @@ def _rate(seen: Sequence[tuple[float, float]]) -> float | None:
     return amount / seconds if seconds > 0 and amount > 0 else None
 
 
-def _reads(metrics: Mapping[str, float]) -> ReadRate | None:
-    names = {
-        "local": process_metrics.LOCAL_SAMPLES,
-        "peer": process_metrics.PEER_SAMPLES,
-        "home": process_metrics.HOME_SAMPLES,
-        "source": process_metrics.SOURCE_SAMPLES,
-    }
-    if not any(metrics.get(name) for name in names.values()):
+_PLACES = {
+    "local": process_metrics.LOCAL_SAMPLES,
+    "peer": process_metrics.PEER_SAMPLES,
+    "home": process_metrics.HOME_SAMPLES,
+    "source": process_metrics.SOURCE_SAMPLES,
+}
+
+
+def _reads(recent: Sequence[ProgressPoint]) -> ReadRate | None:
+    found = _read(recent[-1].metrics)
+    if not any(found.values()):
         return None
-    return ReadRate(**{place: int(metrics.get(name, 0)) for place, name in names.items()})
+    return ReadRate(
+        **found,
+        per_s=_rate([(point.unix, float(sum(_read(point.metrics).values()))) for point in recent]),
+        waited_s=recent[-1].metrics.get(process_metrics.WAITED_S),
+    )
+
+
+def _read(metrics: Mapping[str, float]) -> dict[str, int]:
+    return {place: int(metrics.get(name, 0)) for place, name in _PLACES.items()}
 
 
 def _saved(metrics: Mapping[str, float]) -> Saved | None:

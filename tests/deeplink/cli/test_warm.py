@@ -1,4 +1,4 @@
-"""`deeplink warm` and `deeplink evict`: here, and on members."""
+"""`deeplink warm`, `evict` and `rm`: here, and on members."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from deeplink.cache.packer import pack
 from deeplink.cache.store.pins import Pin
 from deeplink.cache.store.store import Store
 from deeplink.cli import cli
+from deeplink.cli.options import PlaceType
 from deeplink.core.clock import SystemClock
+from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import format_members
 from tests.cache.agents import config_below, small_files, write_tree
 from tests.cache.keepers import Keepers
@@ -46,6 +48,12 @@ def said(*words: str, code: int = 0) -> dict[str, Any]:
     done = CliRunner().invoke(cli, [*words, "--json"])
     assert done.exit_code == code, done.output
     return dict(json.loads(done.stdout))
+
+
+def refused(*words: str) -> str:
+    done = CliRunner().invoke(cli, [*words])
+    assert isinstance(done.exception, DeepLinkError), done.output
+    return str(done.exception)
 
 
 def test_what_was_dropped_here_is_made_again_from_the_source(config: Config, index: Index) -> None:
@@ -149,3 +157,79 @@ def test_members_are_warmed_and_the_table_says_who_is_silent(keepers: Keepers, i
 def test_what_is_not_there_is_wrong_usage(config: Config, verb: str, words: tuple[str, ...], code: int) -> None:
     done = CliRunner().invoke(cli, [verb, *words])
     assert done.exit_code == code or getattr(done.exception, "exit_code", 1) == code
+
+
+def test_a_dataset_goes_whole_and_an_open_index_stays_open(config: Config, index: Index, tmp_path: Path) -> None:
+    store, count = Store(config.store), len(index.shards)
+    (tmp_path / "source" / "zzz.bin").write_bytes(b"new")
+    pack(str(tmp_path / "source"), "digits", config=config)
+    held = len(store.ids())
+    dry = said("rm", "digits", "--dry-run")
+    assert (dry["dry_run"], len(dry["versions"]), dry["shards"], dry["kept"]) == (True, 2, held, {})
+    assert len(store.ids()) == held > count
+    assert Catalog(config.catalog).names() == ["digits"]
+    done = said("rm", "digits")
+    assert (done["versions"], done["shards"], done["bytes"]) == (dry["versions"], held, dry["bytes"])
+    assert store.ids() == []
+    assert Catalog(config.catalog).names(lost=True) == []
+    assert index.row(index.key(3)) == 3  # who has it open reads on
+    assert "has no dataset 'digits'" in refused("rm", "digits")
+
+
+def test_nothing_is_removed_under_a_running_job(config: Config, index: Index) -> None:
+    pin = Pin(config.store, index, SystemClock())
+    for words in (["rm", "digits"], ["rm", "digits", "--dry-run"]):
+        assert "a running job reads" in refused(*words)
+    assert Catalog(config.catalog).names() == ["digits"]
+    assert len(Store(config.store).ids()) == len(index.shards)
+    pin.release()
+    assert said("rm", "digits")["kept"] == {}
+
+
+def test_what_another_dataset_has_too_stays(config: Config, tmp_path: Path) -> None:
+    pack(str(tmp_path / "source"), "twin", config=config)
+    ids = Store(config.store).ids()
+    text = CliRunner().invoke(cli, ["rm", "digits"]).stdout
+    assert f"kept {len(ids)} shard" in text
+    assert "that twin has too" in text
+    assert Store(config.store).ids() == ids
+    assert Catalog(config.catalog).names() == ["twin"]
+
+
+def test_of_several_versions_an_older_one_goes_alone(config: Config, index: Index, tmp_path: Path) -> None:
+    (tmp_path / "source" / "zzz.bin").write_bytes(b"new")
+    newest = pack(str(tmp_path / "source"), "digits", config=config).version
+    assert "is the newest version" in refused("rm", f"digits@{newest[:8]}")
+    assert said("rm", f"digits@{index.version[:8]}")["versions"] == [index.version]
+    assert Catalog(config.catalog).versions("digits") == [newest]
+    assert set(Store(config.store).ids()) == {entry.id for entry in Catalog(config.catalog).open("digits").shards}
+
+
+def test_what_cannot_be_had_again_goes_with_its_dataset(config: Config, index: Index, tmp_path: Path) -> None:
+    (tmp_path / "source").rename(tmp_path / "elsewhere")
+    assert said("rm", "digits", "--dry-run")["shards"] == len(index.shards)
+    assert said("rm", "digits")["shards"] == len(index.shards)
+    assert Store(config.store).ids() == []
+
+
+def test_members_are_asked_and_a_silent_one_stops_it(
+    keepers: Keepers, index: Index, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert CliRunner().invoke(cli, ["warm", "digits"]).exit_code == 0
+    keepers.stop("n1")
+    assert "whether a job reads digits is not known" in refused("rm", "digits")
+    assert Catalog(config.catalog).names() == ["digits"]
+    keepers.start("n1")
+    monkeypatch.setenv("DEEPLINK_MEMBERS", format_members(keepers.members))
+    assert said("rm", "digits")["shards"] >= len(index.shards)
+    assert Catalog(config.catalog).names(lost=True) == []
+
+
+@pytest.mark.parametrize(("beginning", "found"), [("di", "digits"), ("digits@", "digits@")])
+def test_names_and_versions_are_completed(config: Config, index: Index, beginning: str, found: str) -> None:
+    command = cli.get_command(None, "rm")  # type: ignore[arg-type]
+    assert command is not None
+    (dataset,) = [one for one in command.params if one.name == "dataset"]
+    assert isinstance(dataset.type, PlaceType)
+    offered = [one.value for one in dataset.type.shell_complete(None, dataset, beginning)]  # type: ignore[arg-type]
+    assert offered == [found + index.version if found.endswith("@") else found]

@@ -45,3 +45,10 @@ def test_a_folder_that_is_there_is_not_replaced(tmp_path: Path) -> None:
         (draft / "x").write_text("2")
     assert os.listdir(final) == ["keep"]
     assert os.listdir(tmp_path) == ["d"]
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "é" * 127 + "x"])
+def test_a_name_may_be_as_long_as_a_file_system_allows(tmp_path: Path, name: str) -> None:
+    write_text(tmp_path / name, "whole")
+    assert (tmp_path / name).read_text() == "whole"
+    assert [path.name for path in tmp_path.iterdir()] == [name]

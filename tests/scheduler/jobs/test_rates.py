@@ -68,6 +68,10 @@ def test_reads_and_checkpoints_are_those_that_reports_carry() -> None:
     assert found.reads is not None
     assert found.reads.total == 100
     assert found.saved == Saved(step=40, unix=9.0, every=20)
+    later = {**numbers, process_metrics.LOCAL_SAMPLES: 290.0, process_metrics.WAITED_S: 1.5}
+    found = pace([point(50, 10.0, **numbers), point(51, 14.0, **later)])
+    assert found.reads == ReadRate(local=290, peer=10, source=0, per_s=50.0, waited_s=1.5)
+    assert found.standing.reads == ReadRate(local=290, peer=10, source=0, waited_s=1.5)
     assert pace([point(1, 1.0, **dict.fromkeys(numbers, 0.0))]).reads is None
 
 
