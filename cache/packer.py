@@ -126,14 +126,21 @@ def _refuse_within(source: Source, places: Mapping[str, str]) -> None:
 
 
 def check_pack(
-    source: str, name: str, *, config: Config, append: bool = False, home: str = "", replace: bool = False
+    source: str | Source,
+    name: str,
+    *,
+    config: Config,
+    append: bool = False,
+    home: str = "",
+    replace: bool = False,
 ) -> None:
     """Find what is wrong with a packing before anything is started for it.
 
     Unless `replace`, that the dataset's newest version is of another source is wrong, too.
     """
     checked_name(name)
-    origin, catalog = open_source(source), Catalog(config.catalog)
+    origin = open_source(source) if isinstance(source, str) else source
+    catalog = Catalog(config.catalog)
     origin.check()
     _refuse_within(origin, {"catalog": str(config.catalog), "store": str(config.store), "home": home})
     catalog.check_writable(name)
@@ -158,7 +165,7 @@ def _packed_source(catalog: Catalog, name: str) -> str:
 
 
 def pack(
-    source: str,
+    source: str | Source,
     name: str,
     *,
     config: Config,
@@ -179,7 +186,8 @@ def pack(
     clock = clock or SystemClock()
     began = clock.monotonic()
     checked_name(name)
-    origin, catalog, store = open_source(source), Catalog(config.catalog), Store(config.store)
+    origin = open_source(source) if isinstance(source, str) else source
+    catalog, store = Catalog(config.catalog), Store(config.store)
     kept_at = open_home(home) if home else None
     catalog.check_writable(name)
     job = planned_job(origin, catalog, name, config, wanted=wanted, members=len(members), append=append)
@@ -201,7 +209,7 @@ def pack(
             keep_to_budget(store, config, clock, staying=placer.needed)
         work = _Work(job, line, tally)
         todo = work.reused()
-        if members and todo:
+        if members and todo and origin.elsewhere:
             task = cache_pb2.PackTask(
                 source=origin.url,
                 plan=job.plan.digest,

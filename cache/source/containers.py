@@ -107,7 +107,7 @@ class ContainerSource(Source):
         self.url, self.local = url, files.local
         self._files, self._pattern, self._suffix, self._opened = files, pattern, suffix, opened
         self._depth = pattern.count("/") + 1
-        self._lock = threading.Lock()
+        self._lock, self._opening = threading.Lock(), threading.Lock()
         self._open: OrderedDict[str, tuple[tuple[int, int], Container]] = OrderedDict()
 
     def _named(self) -> list[tuple[SampleKey, int, int]]:
@@ -182,14 +182,21 @@ class ContainerSource(Source):
 
     def _container(self, name: str) -> Container:
         facts = self._files.stat(name)
+        if (known := self._known(name, facts)) is not None:
+            return known
+        with self._opening:  # one thread looks through a file, and the others find it
+            if (known := self._known(name, facts)) is None:
+                known = self._opened(self._files, name, facts[0])
+                self._keep(name, facts, known)
+        return known
+
+    def _known(self, name: str, facts: tuple[int, int]) -> Container | None:
         with self._lock:
             known = self._open.get(name)
-            if known is not None and known[0] == facts:
-                self._open.move_to_end(name)
-                return known[1]
-        container = self._opened(self._files, name, facts[0])
-        self._keep(name, facts, container)
-        return container
+            if known is None or known[0] != facts:
+                return None
+            self._open.move_to_end(name)
+            return known[1]
 
     def _split(self, key: str) -> tuple[str, str]:
         """Return the file that a sample is in, and its name there."""

@@ -12,6 +12,7 @@ from deeplink.cache.errors import SourceError
 from deeplink.cache.source.containers import ContainerSource
 from deeplink.cache.source.local import LocalSource
 from deeplink.cache.source.remote import RemoteSource
+from deeplink.cache.source.spool import SPENT, spent
 from deeplink.cache.source.tables import TABLES, TableColumns, TableContainer
 from deeplink.cache.source.tars import SUFFIX, TarContainer
 
@@ -31,6 +32,8 @@ def open_source(url: str) -> Source:
     Raises:
         SourceError: no source can be meant by it.
     """
+    if url == SPENT:
+        raise spent()
     if "::" in url:
         return RemoteSource(url)
     path = url.removeprefix("file://")
