@@ -20,6 +20,7 @@ from deeplink.cache.pack.distributed_pack import (
     ShardMade,
     ShardShare,
 )
+from deeplink.cache.pack.parts import publish_part
 from deeplink.cache.pack.plan import cannot_append, planned_job
 from deeplink.cache.pack.shard_pipeline import Placer, ShardPipeline, staging
 from deeplink.cache.replicate.budget import keep_to_budget
@@ -28,7 +29,7 @@ from deeplink.cache.source.opening import open_source
 from deeplink.cache.source.selection import Selection
 from deeplink.cache.store.store import Store
 from deeplink.core.clock import Clock, SystemClock
-from deeplink.core.types import ShardId, format_members
+from deeplink.core.types import ShardId, Version, format_members
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -39,10 +40,11 @@ if TYPE_CHECKING:
 
     from deeplink.cache.format.names import Names
     from deeplink.cache.pack.building import Piece
+    from deeplink.cache.pack.parts import Part
     from deeplink.cache.pack.plan import PackJob, PackPlan
     from deeplink.cache.source.source import Listing, Source
     from deeplink.core.config import Config
-    from deeplink.core.types import Member, NodeName, Version
+    from deeplink.core.types import Member, NodeName
 
 
 USUAL = Selection()
@@ -66,7 +68,7 @@ class PackResult:
     """What a packing came to."""
 
     name: str  # of the dataset
-    version: Version  # what its name points at now
+    version: Version  # what its name points at now; empty where only a part was packed
     files: int
     bytes: int  # of samples
     shards: int
@@ -164,7 +166,7 @@ def _packed_source(catalog: Catalog, name: str) -> str:
         return ""
 
 
-def pack(
+def pack(  # noqa: PLR0913 - what a packing is made of
     source: str | Source,
     name: str,
     *,
@@ -176,12 +178,14 @@ def pack(
     clock: Clock | None = None,
     append: bool = False,
     home: str = "",
+    part: Part | None = None,
 ) -> PackResult:
     """Pack a source as the newest version of dataset `name`, and place `config.replicas` copies of each shard.
 
     Shards have at most `config.shard_bytes` of samples, and less where several members are to share few (see
     `plan.shard_size`). While no file changes they stay as they are, unless they are larger than that or too few.
     Members pack their share themselves (see `distributed_pack`); what none of them can pack, this process packs.
+    Of a `part` only the shards are made; `parts.merge_parts` publishes the version once all parts are there.
     """
     clock = clock or SystemClock()
     began = clock.monotonic()
@@ -191,13 +195,17 @@ def pack(
     kept_at = open_home(home) if home else None
     catalog.check_writable(name)
     job = planned_job(origin, catalog, name, config, wanted=wanted, members=len(members), append=append)
+    numbers = part.shards(len(job.plan.shards)) if part is not None else range(len(job.plan.shards))
+    mine = [job.plan.shards[number] for number in numbers]
     planned = PackProgress(
-        total_files=len(job.listing), total_bytes=int(job.listing.sizes.sum()), total_shards=len(job.plan.shards)
+        total_files=sum(shard.stop - shard.start for shard in mine),
+        total_bytes=sum(shard.payload for shard in mine),
+        total_shards=len(mine),
     )
     tally = _Tally(planned, progress)
     with (
         Placer(store, node_name(config), members, token, replicas=config.replicas) as placer,
-        staging(store.root, job.plan.digest, clock.unix()) as stage,
+        staging(store.root, f"{job.plan.digest}{part or ''}", clock.unix()) as stage,
         ShardPipeline(origin, store, stage, placer, home=kept_at, clock=clock, done=tally.was_read) as line,
     ):
         try:
@@ -208,7 +216,7 @@ def pack(
             placer.needed.update(job.shared())
             keep_to_budget(store, config, clock, staying=placer.needed)
         work = _Work(job, line, tally)
-        todo = work.reused()
+        todo = work.reused(numbers)
         if members and todo and origin.elsewhere:
             task = cache_pb2.PackTask(
                 source=origin.url,
@@ -224,16 +232,21 @@ def pack(
             source=job.source,
             plan=job.plan.digest,
             shard_bytes=job.plan.shard_bytes,
-            files=planned.total_files,
-            bytes=planned.total_bytes,
-            shards=planned.total_shards,
+            files=len(job.listing),
+            bytes=sum(shard.payload for shard in job.plan.shards),
+            shards=len(job.plan.shards),
             packed_unix=clock.unix(),
+            home=home,
         )
-        version = catalog.publish(name, job.content(work.pieces, home), record)
-        job.keep_marks(catalog.path(name, version))
-        if kept_at is not None:
-            kept_at.put_index(name, version, catalog.path(name, version))
         placed = {piece.id: placer.holders(piece.id, piece.bytes) for piece in work.pieces.values()}
+        if part is not None:
+            publish_part(catalog, name, part, job, work.pieces, record=record, placed=placed)
+            version = Version("")
+        else:
+            version = catalog.publish(name, job.content(work.pieces, home), record)
+            job.keep_marks(catalog.path(name, version))
+            if kept_at is not None:
+                kept_at.put_index(name, version, catalog.path(name, version))
     return PackResult(
         name=name,
         version=version,
@@ -268,10 +281,11 @@ class _Work:
         self.pieces[number] = self.job.kept(number, piece)
         self.tally.add(0, 0, shards=1)
 
-    def reused(self) -> list[int]:
-        """Give all shards that were packed before the copies they lack; return the numbers of the others."""
+    def reused(self, numbers: range) -> list[int]:
+        """Give shards that were packed before the copies they lack; return the numbers of the others."""
         todo = []
-        for number, wanted in enumerate(self.job.plan.shards):
+        for number in numbers:
+            wanted = self.job.plan.shards[number]
             count = wanted.stop - wanted.start
             piece = self.job.known(number)
             if piece is None and self.job.listing.marked:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache.errors import SourceError
 from deeplink.cache.source.containers import ContainerSource
-from deeplink.cache.source.local import LocalSource
+from deeplink.cache.source.local_source import LocalSource
 from deeplink.cache.source.remote import RemoteSource
 from deeplink.cache.source.spool import SPENT, spent
 from deeplink.cache.source.tables import TABLES, TableColumns, TableContainer
@@ -19,7 +19,7 @@ from deeplink.cache.source.tars import SUFFIX, TarContainer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deeplink.cache.source.containers import Container
+    from deeplink.cache.source.containers import ContainerFile
     from deeplink.cache.source.source import Source
 
 _COMPRESSED = re.compile(r".*\.(tar\.(gz|bz2|xz|zst|lz4)|tgz|tbz2|txz)")
@@ -55,7 +55,7 @@ def open_source(url: str) -> Source:
 
 
 def _container_source(
-    url: str, files: str, suffix: str, opened: Callable[[Source, str, int], Container]
+    url: str, files: str, suffix: str, opened: Callable[[Source, str, int], ContainerFile]
 ) -> ContainerSource:
     if "**" in files or re.search(r"\{[^}]*/", files):
         raise SourceError(
