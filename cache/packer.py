@@ -20,6 +20,7 @@ from deeplink.cache.pack.distributed_pack import (
     ShardMade,
     ShardShare,
 )
+from deeplink.cache.pack.parts import publish_part
 from deeplink.cache.pack.plan import cannot_append, planned_job
 from deeplink.cache.pack.shard_pipeline import Placer, ShardPipeline, staging
 from deeplink.cache.replicate.budget import keep_to_budget
@@ -28,7 +29,7 @@ from deeplink.cache.source.opening import open_source
 from deeplink.cache.source.selection import Selection
 from deeplink.cache.store.store import Store
 from deeplink.core.clock import Clock, SystemClock
-from deeplink.core.types import format_members
+from deeplink.core.types import Version, format_members
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -39,11 +40,12 @@ if TYPE_CHECKING:
 
     from deeplink.cache.format.names import Names
     from deeplink.cache.pack.building import Piece
+    from deeplink.cache.pack.parts import Part
     from deeplink.cache.pack.plan import PackJob, PackPlan
     from deeplink.cache.source.home import PackedHome
     from deeplink.cache.source.source import Listing, Source
     from deeplink.core.config import Config
-    from deeplink.core.types import Member, NodeName, ShardId, Version
+    from deeplink.core.types import Member, NodeName, ShardId
 
 
 USUAL = Selection()
@@ -67,7 +69,7 @@ class PackResult:
     """What a packing came to."""
 
     name: str  # of the dataset
-    version: Version  # what its name points at now
+    version: Version  # what its name points at now; empty where only a part was packed
     files: int
     bytes: int  # of samples
     shards: int
@@ -131,14 +133,21 @@ def _refuse_within(source: Source, places: Mapping[str, str]) -> None:
 
 
 def check_pack(
-    source: str, name: str, *, config: Config, append: bool = False, home: str = "", replace: bool = False
+    source: str | Source,
+    name: str,
+    *,
+    config: Config,
+    append: bool = False,
+    home: str = "",
+    replace: bool = False,
 ) -> None:
     """Find what is wrong with a packing before anything is started for it.
 
     Unless `replace`, that the dataset's newest version is of another source is wrong, too.
     """
     checked_name(name)
-    origin, catalog = open_source(source), Catalog(config.catalog)
+    origin = open_source(source) if isinstance(source, str) else source
+    catalog = Catalog(config.catalog)
     origin.check()
     _refuse_within(origin, {"catalog": str(config.catalog), "store": str(config.store), "home": home})
     catalog.check_writable(name)
@@ -162,8 +171,8 @@ def _packed_source(catalog: Catalog, name: str) -> str:
         return ""
 
 
-def pack(
-    source: str,
+def pack(  # noqa: PLR0913 - what a packing is made of
+    source: str | Source,
     name: str,
     *,
     config: Config,
@@ -174,6 +183,7 @@ def pack(
     clock: Clock | None = None,
     append: bool = False,
     home: str = "",
+    part: Part | None = None,
 ) -> PackResult:
     """Pack a source as the newest version of dataset `name`, and place `config.replicas` copies of each shard.
 
@@ -181,22 +191,28 @@ def pack(
     `plan.shard_size`). While no file changes they stay as they are, unless they are larger than that or too few.
     Members pack their share themselves (see `distributed_pack`); what none of them can pack, this process packs.
     A `home` that cannot be used, or takes no more, ends no pack: the result says what it lacks, and why.
+    Of a `part` only the shards are made; `parts.merge_parts` publishes the version once all parts are there.
     """
     clock = clock or SystemClock()
     began = clock.monotonic()
     checked_name(name)
-    origin, catalog, store = open_source(source), Catalog(config.catalog), Store(config.store)
+    origin = open_source(source) if isinstance(source, str) else source
+    catalog, store = Catalog(config.catalog), Store(config.store)
     kept_at = open_home(home, FileAccess.as_of(origin.url, local=origin.local)) if home else None
     catalog.check_writable(name)
     listed_unix = clock.unix()
     job = planned_job(origin, catalog, name, config, wanted=wanted, members=len(members), append=append)
+    numbers = part.shards(len(job.plan.shards)) if part is not None else range(len(job.plan.shards))
+    mine = [job.plan.shards[number] for number in numbers]
     planned = PackProgress(
-        total_files=len(job.listing), total_bytes=int(job.listing.sizes.sum()), total_shards=len(job.plan.shards)
+        total_files=sum(shard.stop - shard.start for shard in mine),
+        total_bytes=sum(shard.payload for shard in mine),
+        total_shards=len(mine),
     )
     tally = _Tally(planned, progress)
     with (
         Placer(store, node_name(config), members, token, replicas=config.replicas) as placer,
-        staging(store.root, job.plan.digest, clock.unix()) as stage,
+        staging(store.root, f"{job.plan.digest}{part or ''}", clock.unix()) as stage,
         ShardPipeline(origin, store, stage, placer, home=kept_at, clock=clock, done=tally.was_read) as line,
     ):
         try:
@@ -207,8 +223,8 @@ def pack(
             placer.needed.update(job.shared())
             keep_to_budget(store, config, clock, staying=placer.needed)
         work = _Work(job, line, tally)
-        todo = work.reused()
-        if members and todo:
+        todo = work.reused(numbers)
+        if members and todo and origin.elsewhere:
             task = cache_pb2.PackTask(
                 source=origin.url,
                 plan=job.plan.digest,
@@ -219,26 +235,31 @@ def pack(
             able = [member for member in members if placer.answers(member.name)]
             todo = work.spread(todo, DistributedPack(task, token, clock), able)
         work.build(todo)
+        lacking, why = _lacking(kept_at, work.pieces)
+        at_home = {piece.id: piece.bytes for piece in work.pieces.values() if piece.id not in lacking}
         record = PackRecord(
             source=job.source,
             plan=job.plan.digest,
             shard_bytes=job.plan.shard_bytes,
-            files=planned.total_files,
-            bytes=planned.total_bytes,
-            shards=planned.total_shards,
+            files=len(job.listing),
+            bytes=sum(shard.payload for shard in job.plan.shards),
+            shards=len(job.plan.shards),
             packed_unix=clock.unix(),
             listed_unix=listed_unix,
+            home=home if at_home else "",
         )
-        lacking, why = _lacking(kept_at, work.pieces)
-        at_home = {piece.id: piece.bytes for piece in work.pieces.values() if piece.id not in lacking}
-        version = catalog.publish(name, job.content(work.pieces, home if at_home else ""), record)
-        job.keep_marks(catalog.path(name, version))
-        if kept_at is not None and not lacking:
-            try:
-                kept_at.put_index(name, version, catalog.path(name, version))
-            except HomeError as problem:
-                why = str(problem)
         placed = {piece.id: placer.holders(piece.id, piece.bytes) for piece in work.pieces.values()}
+        if part is not None:
+            publish_part(catalog, name, part, job, work.pieces, record=record, placed=placed)
+            version = Version("")
+        else:
+            version = catalog.publish(name, job.content(work.pieces, record.home), record)
+            job.keep_marks(catalog.path(name, version))
+            if kept_at is not None and not lacking:
+                try:
+                    kept_at.put_index(name, version, catalog.path(name, version))
+                except HomeError as problem:
+                    why = str(problem)
     return PackResult(
         name=name,
         version=version,
@@ -289,10 +310,11 @@ class _Work:
         self.pieces[number] = self.job.kept(number, piece)
         self.tally.add(0, 0, shards=1)
 
-    def reused(self) -> list[int]:
-        """Give all shards that were packed before the copies they lack; return the numbers of the others."""
+    def reused(self, numbers: range) -> list[int]:
+        """Give shards that were packed before the copies they lack; return the numbers of the others."""
         todo = []
-        for number, wanted in enumerate(self.job.plan.shards):
+        for number in numbers:
+            wanted = self.job.plan.shards[number]
             count = wanted.stop - wanted.start
             piece = self.job.known(number)
             if piece is None and self.job.listing.marked:

@@ -155,6 +155,7 @@ class Fallback:
     def __init__(self, index: Index, cap: SourceCap) -> None:
         self._index, self._cap = index, cap
         self._source: Source | None = None
+        self._opening = threading.Lock()  # one source for all threads: it keeps what it finds in large files
         self._home: PackedHome | None = None
         self._pool: ThreadPoolExecutor | None = None
 
@@ -210,8 +211,9 @@ class Fallback:
 
     def _from_source(self, row: int, into: memoryview) -> None:
         key = self._index.key(row)
-        self._source = self._source or CappedSource(open_source(self._index.source), self._cap)
-        into[:] = self._source.read(key, len(into))
+        with self._opening:
+            source = self._source = self._source or CappedSource(open_source(self._index.source), self._cap)
+        into[:] = source.read(key, len(into))
         if block.checksum(into) != int(self._index.checksums[row]):
             raise SourceChangedError(self._index.source, key, "its bytes are not those that were packed")
 

@@ -1,8 +1,8 @@
 """DeepLink: what training code imports.
 
-`Dataset`, `IterableDataset` and `GroupedDataset` read packed samples, `Checkpoints` saves whole or not at all,
-`report` tells how far the training is, `section` what it is about besides, `timed` how long its own work takes,
-`should_save` when the job is about to end.
+`pack` makes a dataset, `Dataset`, `IterableDataset` and `GroupedDataset` read it, `Checkpoints` saves whole or not
+at all, `report` tells how far the training is, `section` what it is about besides, `timed` how long its own work
+takes, `should_save` when the job is about to end.
 
 Names are loaded when first used, so that a head node without torch can import the package and a command that needs
 none of it starts at once.
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from deeplink.data.dataset import Dataset
     from deeplink.data.grouped import GroupedDataset
     from deeplink.data.iterable import IterableDataset
+    from deeplink.ops.packing import pack
     from deeplink.training.progress import report, section, should_save
     from deeplink.training.timing import timed
 
@@ -32,6 +33,7 @@ _HOMES = {
     "DeepLinkError": "deeplink.core.errors",
     "GroupedDataset": "deeplink.data.grouped",
     "IterableDataset": "deeplink.data.iterable",
+    "pack": "deeplink.ops.packing",
     "report": "deeplink.training.progress",
     "section": "deeplink.training.progress",
     "should_save": "deeplink.training.progress",
@@ -46,6 +48,7 @@ __all__ = [
     "GroupedDataset",
     "IterableDataset",
     "__version__",
+    "pack",
     "report",
     "section",
     "should_save",

@@ -205,12 +205,20 @@ class PackJob:
             return 0
         return int(np.fromfile(self._marks, "<u8", 1, offset=8 * self.plan.shards[number].start)[0])
 
-    def keep_marks(self, index: Path) -> None:
-        """Keep the change marks beside the index that was made: without them every file counts as changed."""
+    def _rows(self, shards: range | None) -> slice:
+        """Return the rows of a run of shards; None for all."""
+        chosen = self.plan.shards if shards is None else self.plan.shards[shards.start : shards.stop]
+        return slice(chosen[0].start, chosen[-1].stop)
+
+    def keep_marks(self, index: Path, shards: range | None = None) -> None:
+        """Keep the change marks beside the index that was made, of all shards or of a run of them.
+
+        Without them every file counts as changed.
+        """
         try:
             if self._marks is not None and self.listing.marked and len(self.listing):
                 with published_file(marks_of(index), durable=False) as draft:
-                    write_marks(draft, np.memmap(self._marks, "<u8", mode="r"))
+                    write_marks(draft, np.memmap(self._marks, "<u8", mode="r")[self._rows(shards)])
         except OSError as problem:
             # Only time is lost, that of a later `--append`.
             log.warning("the change marks beside %s are not kept: %s", index, problem)
@@ -235,17 +243,22 @@ class PackJob:
         column[:] = piece.checksums
         return dataclasses.replace(piece, checksums=column)
 
-    def content(self, pieces: Mapping[int, Piece], home: str) -> IndexContent:
-        """Return what the index of the new version is made of; all of `pieces` were `kept`."""
+    def content(self, pieces: Mapping[int, Piece], home: str, shards: range | None = None) -> IndexContent:
+        """Return what the index of the new version, or of a run of its shards, is made of.
+
+        All of `pieces` were `kept`.
+        """
         from deeplink.cache.format.index_format import IndexContent, ShardEntry  # noqa: PLC0415 - pyarrow: no agent needs it to start
 
-        columns = {name: np.empty(len(self.listing), np.uint32) for name in ("shard", "block", "offset")}
-        for number, shard in enumerate(self.plan.shards):
-            columns["shard"][shard.rows] = number
-            columns["block"][shard.rows], columns["offset"][shard.rows], _ = block.arrange(
-                self.listing.sizes[shard.rows]
-            )
-        ordered = [pieces[number] for number in range(len(self.plan.shards))]
+        numbers, rows = shards or range(len(self.plan.shards)), self._rows(shards)
+        sizes = self.listing.sizes[rows]
+        columns = {name: np.empty(len(sizes), np.uint32) for name in ("shard", "block", "offset")}
+        for number in numbers:
+            shard = self.plan.shards[number]
+            mine = slice(shard.start - rows.start, shard.stop - rows.start)
+            columns["shard"][mine] = number - numbers.start
+            columns["block"][mine], columns["offset"][mine], _ = block.arrange(sizes[mine])
+        ordered = [pieces[number] for number in numbers]
         return IndexContent(
             source=self.source,
             home=home,
@@ -256,10 +269,10 @@ class PackJob:
                 for piece in ordered
             ],
             block_offsets=[piece.block_offsets for piece in ordered],
-            keys=self.listing.keys.arrow,
+            keys=self.listing.keys[rows].arrow,
             **columns,
-            length=self.listing.sizes.view(np.uint64),
-            checksum=self._checksums,
+            length=sizes.view(np.uint64),
+            checksum=self._checksums[rows],
         )
 
 

@@ -38,7 +38,7 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _RUN = re.compile(r"(\d+)\.\.(\d+)")
 
 
-class Container(Protocol):
+class ContainerFile(Protocol):
     """What is in one file. Reading is safe from several threads."""
 
     @property
@@ -102,13 +102,18 @@ class ContainerSource(Source):
     batched = True  # samples that lie one after another are read at once
 
     def __init__(
-        self, url: str, files: Source, pattern: str, suffix: str, opened: Callable[[Source, str, int], Container]
+        self,
+        url: str,
+        files: Source,
+        pattern: str,
+        suffix: str,
+        opened: Callable[[Source, str, int], ContainerFile],
     ) -> None:
         self.url, self.local = url, files.local
         self._files, self._pattern, self._suffix, self._opened = files, pattern, suffix, opened
         self._depth = pattern.count("/") + 1
-        self._lock = threading.Lock()
-        self._open: OrderedDict[str, tuple[tuple[int, int], Container]] = OrderedDict()
+        self._lock, self._opening = threading.Lock(), threading.Lock()
+        self._open: OrderedDict[str, tuple[tuple[int, int], ContainerFile]] = OrderedDict()
 
     def _named(self) -> list[tuple[SampleKey, int, int]]:
         """Return each file's name below the root, size and mark, in the order of the samples' keys."""
@@ -173,23 +178,30 @@ class ContainerSource(Source):
         self._keep(name, (size, mark), container)
         return entries
 
-    def _keep(self, name: str, facts: tuple[int, int], container: Container) -> None:
+    def _keep(self, name: str, facts: tuple[int, int], container: ContainerFile) -> None:
         with self._lock:
             self._open[name] = (facts, container)
             self._open.move_to_end(name)
             while len(self._open) > 1 and sum(one.held_bytes for _, one in self._open.values()) > _HELD_BYTES:
                 self._open.popitem(last=False)
 
-    def _container(self, name: str) -> Container:
+    def _container(self, name: str) -> ContainerFile:
         facts = self._files.stat(name)
+        if (known := self._known(name, facts)) is not None:
+            return known
+        with self._opening:  # one thread looks through a file, and the others find it
+            if (known := self._known(name, facts)) is None:
+                known = self._opened(self._files, name, facts[0])
+                self._keep(name, facts, known)
+        return known
+
+    def _known(self, name: str, facts: tuple[int, int]) -> ContainerFile | None:
         with self._lock:
             known = self._open.get(name)
-            if known is not None and known[0] == facts:
-                self._open.move_to_end(name)
-                return known[1]
-        container = self._opened(self._files, name, facts[0])
-        self._keep(name, facts, container)
-        return container
+            if known is None or known[0] != facts:
+                return None
+            self._open.move_to_end(name)
+            return known[1]
 
     def _split(self, key: str) -> tuple[str, str]:
         """Return the file that a sample is in, and its name there."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache.errors import SourceError
 from deeplink.cache.source.containers import ContainerSource
-from deeplink.cache.source.local import LocalSource
+from deeplink.cache.source.local_source import LocalSource
 from deeplink.cache.source.tars import SUFFIX, TarContainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deeplink.cache.source.containers import Container
+    from deeplink.cache.source.containers import ContainerFile
     from deeplink.cache.source.source import Source
 
 _COMPRESSED = re.compile(r".*\.(tar\.(gz|bz2|xz|zst|lz4)|tgz|tbz2|txz)")
@@ -30,6 +30,10 @@ def open_source(url: str) -> Source:
     Raises:
         SourceError: no source can be meant by it.
     """
+    if url == "iterable:":
+        from deeplink.cache.source.spool import spent  # noqa: PLC0415 - as below
+
+        raise spent()
     if "::" in url:
         return _remote(url)
     path = url.removeprefix("file://")
@@ -59,7 +63,7 @@ def _remote(url: str) -> Source:
 
 
 def _container_source(
-    url: str, files: str, suffix: str, opened: Callable[[Source, str, int], Container]
+    url: str, files: str, suffix: str, opened: Callable[[Source, str, int], ContainerFile]
 ) -> ContainerSource:
     if "**" in files or re.search(r"\{[^}]*/", files):
         raise SourceError(

@@ -63,6 +63,7 @@ class Source(Protocol):
     url: str
     local: bool  # a folder of this machine's file systems, whose files are opened in microseconds when warm
     batched: bool = False  # `read_many` has many requests under way at once
+    elsewhere: bool = True  # `url` opens it on other nodes too, and later
 
     def check(self) -> None:
         """Look whether there is a folder at all, without listing it."""

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from typing_extensions import override
 
 from deeplink.cache.errors import SourceError
-from deeplink.cache.source.containers import Container, FileRanges
+from deeplink.cache.source.containers import ContainerFile, FileRanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -63,7 +63,7 @@ class TableColumns:
         return f"{source}#{settings}" if settings else source
 
 
-class TableContainer(Container):
+class TableContainer(ContainerFile):
     """The rows of one parquet or Arrow file."""
 
     def __init__(self, files: Source, name: str, size: int, wanted: TableColumns) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from deeplink.cache.errors import SourceError
-from deeplink.cache.source.containers import Container, FileRanges
+from deeplink.cache.source.containers import ContainerFile, FileRanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ Extent = tuple[int, int]
 """Where a file's bytes begin in a tar, and how many there are."""
 
 
-class TarContainer(Container):
+class TarContainer(ContainerFile):
     """The files in one uncompressed tar."""
 
     def __init__(self, files: Source, name: str, size: int) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Verb -> first line of its help. A table, not imports: `deeplink --help` and `deeplink sbatch` must not pay for
 # grpc, pyarrow or torch. tests/deeplink/cli/test_main.py holds it against the modules.
 VERBS = {
-    "pack": "Pack a folder of small files into shards.",
+    "pack": "Pack a folder of small files, or what is in tars and tables, into shards.",
     "index": "Show, verify, rebuild or remove the index of a dataset's version.",
     "ls": "List datasets, folders and samples.",
     "info": "Show all that is known of a dataset, folder or sample.",

@@ -37,6 +37,7 @@ Examples:
   deeplink index show imagenet                   what is in it
   deeplink index verify imagenet                 read all of it and compare its digest
   deeplink index rebuild imagenet@3f2a           make a lost or damaged one again, from its shards
+  deeplink index merge imagenet                  publish what was packed in parts
   deeplink index rm imagenet@3f2a                take an old version out of the catalog
 """
 _SHOWN = 20
@@ -44,7 +45,7 @@ _SHOWN = 20
 
 @click.group("index", epilog=_EPILOG)
 def command() -> None:
-    """Show, verify, rebuild or remove the index of a dataset's version."""
+    """Show, verify, rebuild, merge or remove the index of a dataset's version."""
 
 
 def _catalog() -> Catalog:
@@ -263,6 +264,43 @@ def _lost(catalog: Catalog, dataset: str, *, named: bool) -> tuple[str, Version 
     except (DatasetMissingError, IndexFormatError):
         # One version there is: that one. Of several, which was the newest is lost with the pointer.
         return place.name, known[0] if len(known) == 1 else None
+
+
+@command.command(
+    "merge",
+    epilog="""
+Each part is the index of a run of shards, as `deeplink pack SOURCE NAME --part I/N` left it in the catalog. All N
+must be there, of one listing of SOURCE and with the same settings. What comes out is, byte for byte, what one
+packer would have made; the parts are removed then.
+
+\b
+Examples:
+  sbatch --array=1-64 --wrap 'deeplink pack /data/imagenet imagenet --part $SLURM_ARRAY_TASK_ID/64'
+  deeplink index merge imagenet
+
+\b
+Exit codes: 0 published, 1 parts are missing or do not fit together, 2 there is no part.
+""",
+)
+@click.argument("dataset", metavar="NAME")
+@json_option()
+def merge(*, dataset: str, as_json: bool) -> None:
+    """Publish the version whose parts were packed one by one."""
+    from deeplink.cache.catalog import checked_name
+    from deeplink.cache.pack.parts import merge_parts
+    from deeplink.ops.inventory import note_placed
+
+    catalog = _catalog()
+    merged = merge_parts(catalog, checked_name(dataset))
+    note_placed(catalog.root, dataset, catalog.open(dataset, merged.version), merged.placed)
+    record = merged.record
+    if as_json:
+        facts = {"files": record.files, "bytes": record.bytes, "shards": record.shards, "parts": merged.parts}
+        print_json({"name": dataset, "version": merged.version, **facts})
+        return
+    made = f"{counted(record.files, 'file')}, {sized(record.bytes)}, in {counted(record.shards, 'shard')}"
+    click.echo(f"{dataset}: {made}, of {counted(merged.parts, 'part')}")
+    click.echo(f"version {merged.version}")
 
 
 @command.command(

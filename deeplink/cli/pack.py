@@ -20,6 +20,7 @@ from deeplink.core.text import counted, sized
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from deeplink.cache.pack.parts import Part
     from deeplink.cache.pack.plan import PackPlan
     from deeplink.cache.pack.verifying import ReadBack
     from deeplink.cache.packer import PackResult
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _SHOWN = 10
 _SHOWN_BAD = 100
 _LOOKED_AT = 1000
+_MOST_PARTS = 10_000
 _NAMED = 5
 _LEAST = 4 << 10
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -70,6 +72,8 @@ Examples:
   deeplink pack '/data/c4/*.parquet' c4 --key id --columns text     a column of tables
   deeplink pack /data/scans scans --include '*.dcm' --exclude drafts/ --skip-bad
   deeplink pack /data/imagenet imagenet --append            after files were added
+  deeplink pack /data/imagenet imagenet --part $SLURM_ARRAY_TASK_ID/64     in an array of 64 tasks, then:
+  deeplink index merge imagenet
   deeplink pack /data/imagenet imagenet --home s3://bucket/packed --verify
   deeplink pack /data/imagenet imagenet --dry-run           what it would come to
 
@@ -127,6 +131,7 @@ class SourceOptions:
     replace: bool
     key: str
     columns: str
+    part: Part | None
 
     def url(self, source: str) -> str:
         """Return the source with the columns of its tables."""
@@ -149,6 +154,23 @@ class SourceOptions:
             follow_links=self.follow_links,
             skip_bad=self.skip_bad,
         )
+
+
+class _PartType(click.ParamType["Part"]):
+    """One of several parts: 3/8."""
+
+    name = "part"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Part:
+        from deeplink.cache.pack.parts import Part
+
+        number, _, parts = str(value).partition("/")
+        if not (number.isascii() and number.isdigit() and parts.isascii() and parts.isdigit()):
+            self.fail(f"{value!r} is not I/N such as 3/8", param, ctx)
+        if not 1 <= int(number) <= int(parts) <= _MOST_PARTS:
+            self.fail(f"{value!r}: parts are numbered from 1 to N, {_MOST_PARTS:,} at most", param, ctx)
+        return Part(int(number), int(parts))
 
 
 source_options = grouped(
@@ -174,6 +196,9 @@ source_options = grouped(
     flag("--replace", "Let NAME, whose newest version is of another source, be of this one from now on."),
     option("--key COLUMN", "Tables: the column with each row's key. [default: its number]", default=""),
     option("--columns A,B", "Tables: the columns to pack. [default: all others]", default=""),
+    option(
+        "--part I/N", "Make the shards of part I of N alone; `deeplink index merge` joins them.", type=_PartType()
+    ),
 )
 
 
@@ -218,6 +243,8 @@ def command(
     config = where.config(shard_bytes=shard_size)
     source, wanted = chosen.url(source), chosen.selection()
     checked_name(name)
+    if chosen.part is not None and (chosen.append or verify or dry_run):
+        raise click.UsageError("--part goes with none of --append, --verify and --dry-run")
     if where.here and where.members:
         raise click.UsageError("--here and --members exclude each other")
     if home and no_home:
@@ -249,8 +276,12 @@ def command(
                 token=to.token,
                 append=chosen.append,
                 home=kept.url,
+                part=chosen.part,
                 progress=lambda now: progress.at(now.files, now.total_files, now.bytes, now.total_bytes),
             )
+        if chosen.part is not None:
+            _say_part(result, chosen.part, as_json=as_json)
+            return
         index = Catalog(to.config.catalog).open(result.name, result.version)
         found = None
         if verify:
@@ -271,6 +302,16 @@ def _home_line(kept: HomeChoice) -> str:
     if kept.url:
         return f"packed home {kept.url}: {kept.why}"
     return f"no packed home: {kept.why}; nodes without the shards read the small files again"
+
+
+def _say_part(result: PackResult, part: Part, *, as_json: bool) -> None:
+    if as_json:
+        print_json(dataclasses.asdict(result) | {"part": part.number, "parts": part.parts})
+        return
+    made = f"{counted(result.files, 'file')}, {sized(result.bytes)}, in {counted(result.shards, 'shard')}"
+    click.echo(f"{result.name}, part {part.number} of {part.parts}: {made}")
+    _say_selection(result.left_out, result.skipped, result.skipped_count)
+    click.echo(f"`deeplink index merge {result.name}` publishes it once all {part.parts} are there")
 
 
 def _say_plan(

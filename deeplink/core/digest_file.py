@@ -9,7 +9,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeplink.core.publish import FileTroubleError, published_file
+from deeplink.core.publish import file_trouble, published_file
 from deeplink.core.types import parse_members
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def leave_members(folder: Path, text: str) -> str:
 def read_members(value: str) -> tuple[Member, ...]:
     """Return the members that a value of `members` names: the list itself, or `@FILE`, which holds it.
 
-    ValueError: it is no list; FileTroubleError: its file cannot be read.
+    ValueError: it is no list; DeepLinkError: its file cannot be read.
     """
     if not value.startswith(BY_FILE):
         return parse_members(value)
@@ -44,6 +44,6 @@ def read_members(value: str) -> tuple[Member, ...]:
     try:
         return parse_members(path.read_text(encoding="utf-8"))
     except OSError as problem:
-        raise FileTroubleError("read", path, problem) from problem
+        raise file_trouble("read", path, problem) from problem
     except ValueError as problem:
         raise ValueError(f"{path}: {problem}") from problem

@@ -24,7 +24,7 @@ from deeplink.core.config import load_config
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import Version
 from deeplink.fs.files import LongSample
-from deeplink.fs.library import DatasetPath, DatasetTree, PathEntry, TreeEntry, resolved_version
+from deeplink.fs.library import DatasetPath, DatasetTree, PathEntry, TreeEntry
 from deeplink.paths.roots import MOST_TEXT, ROOTS_VARIABLE, PackedRoot, environment
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def packed_roots(names: Sequence[str] = (), config: Config | None = None) -> lis
 def _root(catalog: Catalog, text: str, *, named: bool) -> PackedRoot | None:
     place = DatasetPath.parse(text)
     try:
-        version = resolved_version(catalog, place.name, place.version)
+        version = catalog.resolved(place.name, place.version)
         record = catalog.record(place.name, version)
         source = record.source if record is not None else catalog.open(place.name, version).source
     except DeepLinkError as problem:

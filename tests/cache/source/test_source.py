@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from deeplink.cache.errors import SourceChangedError, SourceError
-from deeplink.cache.source import local
+from deeplink.cache.source import local_source
 from deeplink.cache.source.opening import open_source
 from tests.cache.agents import write_tree
 
@@ -167,7 +167,7 @@ def test_a_tree_of_many_folders_lists_alike_wherever_it_is(tmp_path: Path) -> No
 def test_a_folder_of_very_many_files_is_listed_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {f"{i * 7919 % 1000:03d}": bytes(i % 5) for i in range(300)} | {"150x/deep": b"1", "2/z": b""}
     tree = write_tree(tmp_path, files)
-    monkeypatch.setattr(local, "_AT_ONCE", 16)
+    monkeypatch.setattr(local_source, "_AT_ONCE", 16)
     found = open_source(str(tree)).listing()
     assert list(found.keys) == sorted(files)
     assert found.sizes.tolist() == [len(files[key]) for key in sorted(files)]

@@ -435,3 +435,19 @@ def test_a_removed_version_leaves_the_catalogs_own_home_too(
     assert len(list(home.glob("*.mdb"))) == 2
     assert deeplink("index", "rm", f"digits@{first}").code == 0
     assert len(list(home.glob("*.mdb"))) == len(list(home.glob("digits/*.arrow"))) == 1
+
+
+def test_parts_are_packed_one_by_one_and_merged(deeplink: Deeplink, source: Path) -> None:
+    whole = json.loads(deeplink("pack", str(source), "whole", "--json", "--shard-size", "64K").out)
+    for part in ("2/3", "1/3", "3/3"):
+        done = deeplink("pack", str(source), "digits", "--part", part, "--shard-size", "64K")
+        assert done.code == 0
+        assert f"part {part[0]} of 3" in done.out
+    assert deeplink("index", "show", "digits").code == 2
+    merged = json.loads(deeplink("index", "merge", "digits", "--json").out)
+    assert (merged["version"], merged["parts"]) == (whole["version"], 3)
+    assert deeplink("verify", "digits").code == 0
+    assert deeplink("index", "merge", "digits").code == 2
+    for wrong in ("0/3", "4/3", "1", "a/b"):
+        assert deeplink("pack", str(source), "digits", "--part", wrong).code == 2
+    assert deeplink("pack", str(source), "digits", "--part", "1/2", "--append").code == 2

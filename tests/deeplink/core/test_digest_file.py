@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.core.digest_file import leave, leave_members, read_members
-from deeplink.core.publish import FileTroubleError
+from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import Member, NodeName, format_members
 
 MEMBERS = tuple(Member(NodeName(f"n{i}"), f"10.0.0.{i}:7411", 512, f"leaf{i // 4}") for i in range(8))
@@ -31,7 +31,7 @@ def test_a_file_has_the_name_of_its_content_and_is_written_once(tmp_path: Path) 
 
 
 def test_a_file_that_cannot_be_read_or_holds_no_list_is_said(tmp_path: Path) -> None:
-    with pytest.raises(FileTroubleError, match=r"cannot read .*/nowhere"):
+    with pytest.raises(DeepLinkError, match=r"cannot read .*/nowhere"):
         read_members(f"@{tmp_path}/nowhere")
     (tmp_path / "odd").write_text("n0")
     with pytest.raises(ValueError, match="odd: 'n0' is not NAME=HOST:PORT"):

@@ -1,0 +1,246 @@
+"""A version packed in parts: each packer makes a run of its shards, and a merge joins what they made of the index.
+
+Every part lists the whole source and plans the whole version; they fit together where those plans are the same.
+A part's index lies in the catalog, in the dataset's folder `.parts`, until it is merged:
+`<plan>-<part>-of-<parts>.arrow`. What a merge makes is, byte for byte, what one packer would have made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from typing_extensions import override
+
+from deeplink.cache.catalog import PackRecord
+from deeplink.cache.errors import CatalogError
+from deeplink.cache.format.index import Index
+from deeplink.cache.format.index_format import IndexContent, write_index
+from deeplink.cache.pack.plan import kept_marks, marks_of, write_marks
+from deeplink.cache.source.home import open_home
+from deeplink.core.codec import from_row
+from deeplink.core.publish import DRAFT_PREFIX, published_file, write_text
+from deeplink.core.text import listed
+from deeplink.core.types import NodeName, ShardId, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from deeplink.cache.catalog import Catalog
+    from deeplink.cache.pack.building import Piece
+    from deeplink.cache.pack.plan import PackJob
+
+_FOLDER = ".parts"
+_AT_ONCE = 1 << 20
+"""Rows that are copied at once."""
+_COLUMNS = {"shard": "u4", "block": "u4", "offset": "u4", "length": "u8", "checksum": "u8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of `parts` equal runs of a version's shards; `number` counts from 1."""
+
+    number: int
+    parts: int
+
+    @override
+    def __str__(self) -> str:
+        return f"-{self.number}-of-{self.parts}"
+
+    def shards(self, count: int) -> range:
+        """Return which of a version's `count` shards are this part's; none where there are more parts.
+
+        >>> [list(Part(number, 3).shards(5)) for number in (1, 2, 3)]
+        [[0], [1, 2], [3, 4]]
+        """
+        return range(count * (self.number - 1) // self.parts, count * self.number // self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRecord:
+    """What is known of a part besides its index."""
+
+    number: int
+    parts: int
+    version: str  # digest of its index
+    placed: dict[str, tuple[str, ...]]  # per shard the nodes that hold a copy
+
+
+def publish_part(
+    catalog: Catalog,
+    name: str,
+    part: Part,
+    job: PackJob,
+    pieces: Mapping[int, Piece],
+    *,
+    record: PackRecord,
+    placed: Mapping[ShardId, Sequence[NodeName]],
+) -> None:
+    """Keep a part's index, marks and records in the catalog. The record comes last: with it the part is there."""
+    folder = catalog.root / name / _FOLDER
+    stem = folder / f"{job.plan.digest}{part}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shards = part.shards(len(job.plan.shards))
+        if shards:
+            path = stem.with_suffix(".arrow")
+            with published_file(path, mode=0o644) as draft:
+                version = write_index(draft, job.content(pieces, record.home, shards))
+            job.keep_marks(path, shards)
+        else:
+            version = Version("")
+        noted = PartRecord(
+            number=part.number,
+            parts=part.parts,
+            version=version,
+            placed={shard: tuple(nodes) for shard, nodes in placed.items()},
+        )
+        facts = {"part": dataclasses.asdict(noted), "pack": dataclasses.asdict(record)}
+        write_text(stem.with_suffix(".json"), f"{json.dumps(facts, sort_keys=True)}\n")
+    except OSError as problem:
+        raise CatalogError(f"catalog {catalog.root}: {problem.strerror or problem}") from problem
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What a merge made."""
+
+    version: Version
+    record: PackRecord
+    placed: Mapping[ShardId, tuple[NodeName, ...]]  # as the parts placed them
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    path: Path  # its record
+    part: PartRecord
+    pack: PackRecord
+
+
+def merge_parts(catalog: Catalog, name: str) -> Merged:
+    """Publish the version whose parts lie in the catalog, and remove them.
+
+    Columns are joined in files beside the parts, which are mapped: memory besides those takes 16 bytes a sample.
+
+    Raises:
+        CatalogError: parts are missing, of different listings, or of different settings.
+        IndexFormatError: a part's index is damaged.
+    """
+    folder = catalog.root / name / _FOLDER
+    found = _complete(folder, name)
+    record = dataclasses.replace(found[0].pack, home=next((one.pack.home for one in found if one.pack.home), ""))
+    indexes = [
+        Index(one.path.with_suffix(".arrow"), Version(one.part.version)) for one in found if one.part.version
+    ]
+    for index in indexes:
+        index.verify()
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=DRAFT_PREFIX) as work:
+            version = catalog.publish(name, _joined(indexes, record, Path(work)), record)
+            _join_marks(indexes, catalog.path(name, version), Path(work))
+        if record.home:
+            open_home(record.home).put_index(name, version, catalog.path(name, version))
+        placed = {
+            ShardId(shard): tuple(map(NodeName, nodes))
+            for one in found
+            for shard, nodes in one.part.placed.items()
+        }
+        for path in folder.glob(f"{record.plan}-*"):
+            path.unlink(missing_ok=True)
+    except OSError as problem:
+        raise CatalogError(f"catalog {catalog.root}: {problem.strerror or problem}") from problem
+    return Merged(version, record, placed, len(found))
+
+
+def _complete(folder: Path, name: str) -> list[_Found]:
+    """Return all parts of one packing in their order: of the one packing that all parts there are of."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            found.append(_Found(path, from_row(PartRecord, facts["part"]), from_row(PackRecord, facts["pack"])))
+        except (OSError, ValueError, TypeError, KeyError) as problem:
+            remedy = "Remove it, and pack that part again."
+            raise CatalogError(f"{path} is no record of a part: {problem}", remedy) from problem
+    if not found:
+        remedy = f"`deeplink pack SOURCE {name} --part I/N` makes one."
+        raise CatalogError(f"no part of {name!r} is in {folder}", remedy, exit_code=2)
+    kinds = {(one.pack.plan, one.part.parts) for one in found}
+    if len(kinds) > 1:
+        each = sorted(f"{one.part.number}/{one.part.parts} of plan {one.pack.plan[:8]}" for one in found)
+        said = listed(each, 8)
+        raise CatalogError(
+            f"the parts of {name!r} are of {len(kinds)} packings: {said}",
+            f"SOURCE, or a setting, changed between them: remove the older from {folder}, then pack the rest.",
+        )
+    there = {one.part.number: one for one in found}
+    missing = [str(number) for number in range(1, found[0].part.parts + 1) if number not in there]
+    if missing:
+        raise CatalogError(
+            f"parts {listed(missing, 8)} of {found[0].part.parts} of {name!r} are missing",
+            f"`deeplink pack SOURCE {name} --part {missing[0]}/{found[0].part.parts}` makes one.",
+        )
+    return [there[number] for number in sorted(there)]
+
+
+def _joined(indexes: Sequence[Index], record: PackRecord, work: Path) -> IndexContent:
+    """Return the content of all parts; its columns are mapped files in `work`."""
+    total = sum(map(len, indexes))
+    columns = {name: np.memmap(work / name, kind, "w+", shape=total) for name, kind in _COLUMNS.items()}
+    ends = np.memmap(work / "ends", "i8", "w+", shape=total + 1)
+    row = shards = size = 0
+    with (work / "text").open("wb") as text:
+        for index in indexes:
+            for rows in _runs_of(len(index)):
+                into = slice(row, row + len(rows))
+                columns["shard"][into] = index.column("shard", rows) + np.uint32(shards)
+                columns["block"][into] = index.column("block", rows)
+                columns["offset"][into] = index.offset[rows.start : rows.stop]
+                columns["length"][into] = index.column("lengths", rows)
+                columns["checksum"][into] = index.column("checksums", rows)
+                data, bounds = index.key_text(rows)
+                text.write(data[bounds[0] : bounds[-1]].data)
+                ends[row + 1 : row + len(rows) + 1] = bounds[1:] - bounds[0] + size
+                size += int(bounds[-1] - bounds[0])
+                row += len(rows)
+            shards += len(index.shards)
+    names = np.memmap(work / "text", "u1", "r", shape=size)
+    keys = pa.LargeStringArray.from_buffers(total, pa.py_buffer(ends), pa.py_buffer(names))
+    return IndexContent(
+        source=record.source,
+        home=record.home,
+        shards=[entry for index in indexes for entry in index.shards],
+        block_offsets=[
+            np.asarray(index.block_offsets(shard), np.uint64)
+            for index in indexes
+            for shard in range(len(index.shards))
+        ],
+        keys=keys,
+        **columns,
+    )
+
+
+def _runs_of(rows: int) -> Iterator[range]:
+    for start in range(0, rows, _AT_ONCE):
+        yield range(start, min(start + _AT_ONCE, rows))
+
+
+def _join_marks(indexes: Sequence[Index], path: Path, work: Path) -> None:
+    """Keep the parts' change marks beside the merged index, where every part has them."""
+    marks = np.memmap(work / "marks", "u8", "w+", shape=sum(map(len, indexes)))
+    row = 0
+    for index in indexes:
+        some = kept_marks(index)
+        if some is None:
+            return
+        marks[row : row + len(index)] = some
+        row += len(index)
+    with published_file(marks_of(path), durable=False) as draft:
+        write_marks(draft, marks)
