@@ -17,8 +17,8 @@ from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.metrics import NODE_HEARTBEATS, NODE_REPORTS
 from deeplink.rpc.channel import attempt_from_wire, attempt_to_wire
 from deeplink.rpc.tokens import TOKEN_HEADER
-from deeplink.scheduler.node.gathering import MOST_GATHERED, StatusGatherer
 from deeplink.scheduler.node.rank_processes import Reported
+from deeplink.scheduler.node.status_gatherer import MOST_GATHERED, StatusGatherer
 from deeplink.v1 import node_pb2, node_pb2_grpc
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
 
     @override
     def Gather(self, request: node_pb2.GatherRequest, context: grpc.ServicerContext) -> node_pb2.GatherReply:
-        """Ask the agents that are named, and say what they answer within `gathering.WAIT_S`."""
+        """Ask the agents that are named, and say what they answer within `status_gatherer.WAIT_S`."""
         if len(request.agents) > MOST_GATHERED:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MOST_GATHERED} agents are to be asked")
         token = dict(context.invocation_metadata()).get(TOKEN_HEADER, "")
