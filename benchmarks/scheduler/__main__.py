@@ -24,6 +24,7 @@ SUBJECTS = {
     "simulation": Subject(title="82,247 jobs replayed", traces="philly.csv.gz"),
     "waiting": Subject(title="Waiting in the queue, with the planner and without", root=True),
     "status_load": Subject(title="Questions to slurmctld", root=True),
+    "ten_thousand": Subject(title="10,000 nodes, 1e9 samples: launcher, agents, owners"),
     "emulation": Subject(title="1,024 nodes: Slurm's own choice, --switches and ours", root=True),
 }
 _HEAD = """\

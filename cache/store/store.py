@@ -72,7 +72,7 @@ class StoreStatus:
     shards: int
     bytes: int  # of all shards' files
     free_bytes: int  # of the store's file system
-    ids: tuple[ShardId, ...] = field(metadata={"wire": "shard_ids"})  # sorted
+    ids: tuple[ShardId, ...]  # sorted
     verified: int = field(
         metadata={"wire": "verified_shards"}
     )  # of the shards: read whole on this mount and found right

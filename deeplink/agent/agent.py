@@ -111,6 +111,7 @@ class Agent:
         self._server: BoundServer | None = None
         self._data: PlainServer | None = None
         self._stop_metrics: Callable[[], None] = lambda: None
+        self._close_node_service: Callable[[], None] = lambda: None
         self._store_trouble = ""
         self.store_status = CachedProbe(
             self._looked_at_store,
@@ -173,6 +174,7 @@ class Agent:
         if self._server is not None:
             self._server.health.enter_graceful_shutdown()
             self._server.server.stop(STOP_GRACE_S).wait(2 * STOP_GRACE_S)
+        self._close_node_service()
         if self._data is not None:
             self._data.stop()
         self._stop_metrics()
@@ -188,6 +190,7 @@ class Agent:
             health=self._health.findings,
             boot_id=self._health.boot_id,
         )
+        self._close_node_service = servicer.close
         services = [node_service.add_to(server, servicer), *self._keeper.register(server)]
         if self.settings.keeps_copies:
             learn = servicer.bulletin.learn

@@ -162,6 +162,114 @@ class StatusReply(_message.Message):
 Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
 
 @_typing.final
+class GatherRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    AGENTS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of this question: each answer says which question it answers"""
+    @_builtins.property
+    def status(self) -> Global___StatusRequest:
+        """what each agent is asked, but for after_report"""
+
+    @_builtins.property
+    def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___GatheredAgent]:
+        """whom to ask, this one among them; at most 64"""
+
+    def __init__(
+        self,
+        *,
+        status: Global___StatusRequest | None = ...,
+        agents: _abc.Iterable[Global___GatheredAgent] | None = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "number", b"number", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GatherRequest: _TypeAlias = GatherRequest  # noqa: Y015
+
+@_typing.final
+class GatheredAgent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    AFTER_REPORT_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    address: _builtins.str
+    """HOST:PORT"""
+    after_report: _builtins.int
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        address: _builtins.str = ...,
+        after_report: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "after_report", b"after_report", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GatheredAgent: _TypeAlias = GatheredAgent  # noqa: Y015
+
+@_typing.final
+class GatherReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___GatheredStatus]:
+        """what has come; what comes later is in the reply to a later question"""
+
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___GatheredStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GatherReply: _TypeAlias = GatherReply  # noqa: Y015
+
+@_typing.final
+class GatheredStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    number: _builtins.int
+    @_builtins.property
+    def status(self) -> Global___StatusReply:
+        """absent where the question failed at once"""
+
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        number: _builtins.int = ...,
+        status: Global___StatusReply | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "number", b"number", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GatheredStatus: _TypeAlias = GatheredStatus  # noqa: Y015
+
+@_typing.final
 class StacksRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -269,7 +377,6 @@ class StoreStatus(_message.Message):
     FREE_BYTES_FIELD_NUMBER: _builtins.int
     SERVED_SAMPLES_FIELD_NUMBER: _builtins.int
     SERVED_BYTES_FIELD_NUMBER: _builtins.int
-    SHARD_IDS_FIELD_NUMBER: _builtins.int
     VERIFIED_SHARDS_FIELD_NUMBER: _builtins.int
     VERIFIED_BYTES_FIELD_NUMBER: _builtins.int
     BUDGET_BYTES_FIELD_NUMBER: _builtins.int
@@ -288,8 +395,6 @@ class StoreStatus(_message.Message):
     """what the store may hold"""
     problem: _builtins.str
     """what is wrong with the store's disk; empty while it is well"""
-    @_builtins.property
-    def shard_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -298,7 +403,6 @@ class StoreStatus(_message.Message):
         free_bytes: _builtins.int = ...,
         served_samples: _builtins.int = ...,
         served_bytes: _builtins.int = ...,
-        shard_ids: _abc.Iterable[_builtins.str] | None = ...,
         verified_shards: _builtins.int = ...,
         verified_bytes: _builtins.int = ...,
         budget_bytes: _builtins.int = ...,
@@ -306,7 +410,7 @@ class StoreStatus(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "bytes", b"bytes", "free_bytes", b"free_bytes", "problem", b"problem", "served_bytes", b"served_bytes", "served_samples", b"served_samples", "shard_ids", b"shard_ids", "shards", b"shards", "verified_bytes", b"verified_bytes", "verified_shards", b"verified_shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "bytes", b"bytes", "free_bytes", b"free_bytes", "problem", b"problem", "served_bytes", b"served_bytes", "served_samples", b"served_samples", "shards", b"shards", "verified_bytes", b"verified_bytes", "verified_shards", b"verified_shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,6 +45,11 @@ class NodeStub(object):
                 request_serializer=deeplink_dot_v1_dot_node__pb2.StatusRequest.SerializeToString,
                 response_deserializer=deeplink_dot_v1_dot_node__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Gather = channel.unary_unary(
+                '/deeplink.v1.Node/Gather',
+                request_serializer=deeplink_dot_v1_dot_node__pb2.GatherRequest.SerializeToString,
+                response_deserializer=deeplink_dot_v1_dot_node__pb2.GatherReply.FromString,
+                _registered_method=True)
         self.Stacks = channel.unary_unary(
                 '/deeplink.v1.Node/Stacks',
                 request_serializer=deeplink_dot_v1_dot_node__pb2.StacksRequest.SerializeToString,
@@ -70,6 +75,13 @@ class NodeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Gather(self, request, context):
+        """In a job of many nodes the launcher asks one agent of each leaf for all that are there: it asks them, as it is asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stacks(self, request, context):
         """Where each rank of an attempt on this node is: asked of ranks that hang, before anything is killed.
         """
@@ -89,6 +101,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=deeplink_dot_v1_dot_node__pb2.StatusRequest.FromString,
                     response_serializer=deeplink_dot_v1_dot_node__pb2.StatusReply.SerializeToString,
+            ),
+            'Gather': grpc.unary_unary_rpc_method_handler(
+                    servicer.Gather,
+                    request_deserializer=deeplink_dot_v1_dot_node__pb2.GatherRequest.FromString,
+                    response_serializer=deeplink_dot_v1_dot_node__pb2.GatherReply.SerializeToString,
             ),
             'Stacks': grpc.unary_unary_rpc_method_handler(
                     servicer.Stacks,
@@ -151,6 +168,33 @@ class Node(object):
             '/deeplink.v1.Node/Status',
             deeplink_dot_v1_dot_node__pb2.StatusRequest.SerializeToString,
             deeplink_dot_v1_dot_node__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Gather(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deeplink.v1.Node/Gather',
+            deeplink_dot_v1_dot_node__pb2.GatherRequest.SerializeToString,
+            deeplink_dot_v1_dot_node__pb2.GatherReply.FromString,
             options,
             channel_credentials,
             insecure,

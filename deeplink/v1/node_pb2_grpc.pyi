@@ -37,6 +37,8 @@ class NodeStub:
     """A rank says how far it is. The answer says whether a newer attempt has begun."""
     Status: _grpc.UnaryUnaryMultiCallable[_node_pb2.StatusRequest, _node_pb2.StatusReply]
     """The launcher asks, several times a second: an answer is the node's heartbeat."""
+    Gather: _grpc.UnaryUnaryMultiCallable[_node_pb2.GatherRequest, _node_pb2.GatherReply]
+    """In a job of many nodes the launcher asks one agent of each leaf for all that are there: it asks them, as it is asked."""
     Stacks: _grpc.UnaryUnaryMultiCallable[_node_pb2.StacksRequest, _node_pb2.StacksReply]
     """Where each rank of an attempt on this node is: asked of ranks that hang, before anything is killed."""
 
@@ -49,6 +51,8 @@ class NodeAsyncStub(NodeStub):
     """A rank says how far it is. The answer says whether a newer attempt has begun."""
     Status: _aio.UnaryUnaryMultiCallable[_node_pb2.StatusRequest, _node_pb2.StatusReply]  # type: ignore[assignment]
     """The launcher asks, several times a second: an answer is the node's heartbeat."""
+    Gather: _aio.UnaryUnaryMultiCallable[_node_pb2.GatherRequest, _node_pb2.GatherReply]  # type: ignore[assignment]
+    """In a job of many nodes the launcher asks one agent of each leaf for all that are there: it asks them, as it is asked."""
     Stacks: _aio.UnaryUnaryMultiCallable[_node_pb2.StacksRequest, _node_pb2.StacksReply]  # type: ignore[assignment]
     """Where each rank of an attempt on this node is: asked of ranks that hang, before anything is killed."""
 
@@ -70,6 +74,14 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.StatusReply, _abc.Awaitable[_node_pb2.StatusReply]]:
         """The launcher asks, several times a second: an answer is the node's heartbeat."""
+
+    @_abc_1.abstractmethod
+    def Gather(
+        self,
+        request: _node_pb2.GatherRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.GatherReply, _abc.Awaitable[_node_pb2.GatherReply]]:
+        """In a job of many nodes the launcher asks one agent of each leaf for all that are there: it asks them, as it is asked."""
 
     @_abc_1.abstractmethod
     def Stacks(

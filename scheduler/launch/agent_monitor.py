@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import Any
 
+    import grpc
+
     from deeplink.core.clock import Clock
     from deeplink.core.finding import Finding
     from deeplink.core.types import NodeName
@@ -79,17 +81,27 @@ class AgentMonitor:
     def _open(self, now: float) -> None:
         self.opened = now  # when we began to speak over this channel
         self._pending: list[tuple[float, str, Any]] = []
-        self.channel = agent_channel(self.facts.address, lambda: self.token)
-        self.stub: Any = node_pb2_grpc.NodeStub(self.channel)
+        self._channel: grpc.Channel | None = None
+        self._stub: Any = None
+
+    @property
+    def stub(self) -> Any:
+        """What calls go through; of many agents, most are never called from here."""
+        if self._channel is None:
+            self._channel = agent_channel(self.facts.address, lambda: self.token)
+            self._stub = node_pb2_grpc.NodeStub(self._channel)
+        return self._stub
 
     def close(self) -> None:
         """Close every connection."""
         self._end_attempt()
-        self.channel.close()
+        if self._channel is not None:
+            self._channel.close()
 
     def reopen(self, now: float) -> None:
         """Use a fresh connection."""
-        self.channel.close()
+        if self._channel is not None:
+            self._channel.close()
         self._open(now)
 
     def forgive(self, stall: float, now: float) -> None:
@@ -122,13 +134,14 @@ class AgentMonitor:
             elif call.result().node != self.facts.node:
                 self.is_stranger = failed = True
             else:
-                self._hear(call.result(), asked, now, reports)
+                self.hear(call.result(), asked, now, reports)
         self._pending = waiting
         return failed
 
-    def _hear(
+    def hear(
         self, reply: node_pb2.StatusReply, asked: float, now: float, reports: list[common_pb2.Progress]
     ) -> None:
+        """Take in its answer to a question that was asked at `asked`."""
         if now - self.heard > GAP_S:
             self.well_since = now
         self.heard, self.refused_since = now, None
@@ -145,6 +158,11 @@ class AgentMonitor:
         if fresh > 0:
             reports.extend(reply.progress[-fresh:])
             self.after_report = reply.last_report
+
+    def is_settled(self, now: float) -> bool:
+        """Whether nothing is under way to it from here, and nothing is to be tried: it was heard of just now."""
+        is_idle = not self._pending and self._connecting is None and self.refused_since is None
+        return is_idle and now - self.heard <= 2 * POLL_S
 
     def probe(self, now: float, *, failed: bool, may_be_gone: bool) -> bool:
         """Try for a connection where answers fail to come; returns whether the agent's port accepted one."""

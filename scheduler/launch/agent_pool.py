@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from deeplink.core.admission import STRANGERS
-from deeplink.core.digest_file import leave_members
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.finding import Severity
 from deeplink.core.text import listed
-from deeplink.core.timeouts import LastAnswer
-from deeplink.core.types import NodeName, format_members
 from deeplink.rpc.channel import allow_descriptors, attempt_to_wire
 from deeplink.scheduler.launch.agent_monitor import ANSWER_S, GAP_S, POLL_S, AgentMonitor
 from deeplink.scheduler.launch.errors import LaunchError, NodesLostError, NoSlurmdError
+from deeplink.scheduler.launch.gather_poll import GatherPoll
+from deeplink.scheduler.launch.member_list import MemberList
 from deeplink.v1 import node_pb2
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from deeplink.core.clock import Clock
     from deeplink.core.finding import Finding
-    from deeplink.core.types import Attempt
+    from deeplink.core.types import Attempt, NodeName
     from deeplink.scheduler.launch.agent_monitor import Unheard
     from deeplink.scheduler.launch.backend import AgentStep
     from deeplink.scheduler.launch.environment import NodeFacts
@@ -41,8 +40,9 @@ START_S = 120.0  # for the agents that are needed to come up (Python on a cold s
 QUIET_S = 10.0  # after so long without any agent we say what we wait for
 GRACE_S = 10.0  # how long the others may take then
 GONE_S = 1.0  # a machine that refuses connections for so long has lost its agent; at a job's end all of them do
-FEW = 128  # each agent is a connection, two where it is silent: for more, 1,024 open files may be too few
-WRITE_AGAIN_S = 10.0  # after the list of agents could not be written
+# Each agent is a connection, two where it is silent: for more, 1,024 open files may be too few. Of more, one on
+# each leaf is asked for all there.
+FEW = 128
 STALL_S = 1.0  # if we ourselves did nothing for longer than this, the time does not count against any node
 
 TRY_S = 20.0  # a try on a node that is out of reach hangs; after so long it is given up for another one
@@ -64,7 +64,8 @@ class AgentPool:
         """`folder` is the job's, where agents find the list of them all; None: they are told of no others."""
         self._step, self._token, self._clock, self._restarts = step, token, clock, restarts
         self._nodes: dict[NodeName, AgentMonitor] = {}
-        self._members = None if folder is None else _MemberList(folder, clock)
+        self._members = None if folder is None else MemberList(folder, clock)
+        self._leaves: GatherPoll | None = None  # None: to be made, of the agents as they are by then
         self._ticked = clock.monotonic()
         self._ask_at = float("-inf")
         self._said_ended = False
@@ -153,6 +154,7 @@ class AgentPool:
     def _admit(self, facts: NodeFacts) -> None:
         STRANGERS.forget(facts.address)
         self._nodes[facts.name] = AgentMonitor(facts, self._clock.monotonic())
+        self._leaves = None
         if self._members is not None:
             self._members.outdated()
 
@@ -215,24 +217,28 @@ class AgentPool:
         deserted = self._restarts.deserted if self._restarts is not None else frozenset(self._nodes)
         members = "" if self._members is None else self._members.value(lambda: self.facts)
         token = self._token(attempt)
-        for name, one in self._nodes.items():
+        for one in self._nodes.values():
             one.token = token
             if stall > STALL_S:
                 one.forgive(stall, now)
-            failed = one.harvest(now, reports)
+        request = node_pb2.StatusRequest(attempt=attempt_to_wire(attempt), members=members, save_at=self.save_at)
+        if self._leaves is None:
+            self._leaves = GatherPoll(self._nodes.values() if len(self._nodes) > FEW else (), now)
+        fallen = self._leaves.harvest(now, reports)
+        by_leaf = self._leaves.ask(request, now, self._ask_at, stall)
+        for name, one in self._nodes.items():
+            if name in by_leaf and name not in fallen and one.is_settled(now):
+                continue  # nearly all of them: of thousands, all that follows would take too long
+            failed = one.harvest(now, reports) or name in fallen
             if one.probe(now, failed=failed, may_be_gone=name not in deserted):
                 is_back = one.reached_since == now
                 if is_back or now - max(one.heard, one.opened) > 2 * ANSWER_S:
                     # In contact, but not by the connection we have: that one may wait long before it is tried.
                     one.reopen(now)
-            if one.is_due(now, self._ask_at):
-                request = node_pb2.StatusRequest(
-                    attempt=attempt_to_wire(attempt),
-                    after_report=one.after_report,
-                    members=members,
-                    save_at=self.save_at,
-                )
-                one.ask(request, now)
+            if name not in by_leaf and one.is_due(now, self._ask_at):
+                own = node_pb2.StatusRequest(after_report=one.after_report)
+                own.MergeFrom(request)
+                one.ask(own, now)
         return reports
 
     def silence(self) -> dict[NodeName, Silence]:
@@ -283,45 +289,6 @@ class AgentPool:
         if self._restarts is not None:
             self._restarts.close()
         self._step.stop()
-
-
-class _MemberList:
-    """The list of a job's agents, in a file of its folder that is named by its digest.
-
-    Heartbeats carry the file's name; an agent that does not know it yet reads it. Written in a thread: supervision
-    never waits for the shared folder.
-    """
-
-    def __init__(self, folder: Path, clock: Clock) -> None:
-        self._folder, self._clock = folder, clock
-        self._facts: Mapping[NodeName, NodeFacts] = {}
-        self._is_outdated, self._again_at = True, float("-inf")
-        self._written = LastAnswer(self._leave, clock, "deeplink-members")
-
-    def outdated(self) -> None:
-        """The agents are others from here on, or are reached elsewhere."""
-        self._is_outdated = True
-
-    def value(self, facts: Callable[[], Mapping[NodeName, NodeFacts]]) -> str:
-        """Return what stands for the list of these agents; empty while it is not written. Does not wait."""
-        now = self._clock.monotonic()
-        if self._written.is_under_way:
-            return ""
-        if self._is_outdated:
-            self._is_outdated, self._facts = False, facts()
-            self._written = LastAnswer(self._leave, self._clock, "deeplink-members")
-            self._again_at = float("-inf")
-        if self._written.value is None and now >= self._again_at:
-            self._again_at = now + WRITE_AGAIN_S
-            self._written.ask()
-        return self._written.value or ""
-
-    def _leave(self) -> str | None:
-        try:
-            return leave_members(self._folder, format_members(tuple(one.member for one in self._facts.values())))
-        except OSError as problem:
-            log.warning("the agents cannot be told of each other: %s: %s", self._folder, problem)
-            return None
 
 
 class _Try:

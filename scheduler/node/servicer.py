@@ -16,7 +16,9 @@ from typing_extensions import override
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.metrics import NODE_HEARTBEATS, NODE_REPORTS
 from deeplink.rpc.channel import attempt_from_wire, attempt_to_wire
+from deeplink.rpc.tokens import TOKEN_HEADER
 from deeplink.scheduler.node.rank_processes import Reported
+from deeplink.scheduler.node.status_gatherer import MOST_GATHERED, StatusGatherer
 from deeplink.v1 import node_pb2, node_pb2_grpc
 
 if TYPE_CHECKING:
@@ -131,6 +133,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         self._node, self._topology_address = node, topology_address
         self._store_status, self._told_members = store_status, told_members
         self._clock = clock or SystemClock()
+        self._gatherer = StatusGatherer(node, self._status, self._clock)
         self._began = self._clock.monotonic()
 
     @override
@@ -151,6 +154,9 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
     @override
     def Status(self, request: node_pb2.StatusRequest, context: grpc.ServicerContext) -> node_pb2.StatusReply:
         """Answer the heartbeat; older attempts of the caller's job are fenced from now on."""
+        return self._status(request)
+
+    def _status(self, request: node_pb2.StatusRequest) -> node_pb2.StatusReply:
         NODE_HEARTBEATS.inc()
         if request.members:
             self._told_members(request.members)
@@ -172,6 +178,18 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             boot_id=self._boot_id,
             unix=self._clock.unix(),
         )
+
+    @override
+    def Gather(self, request: node_pb2.GatherRequest, context: grpc.ServicerContext) -> node_pb2.GatherReply:
+        """Ask the agents that are named, and say what they answer within `status_gatherer.WAIT_S`."""
+        if len(request.agents) > MOST_GATHERED:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MOST_GATHERED} agents are to be asked")
+        token = dict(context.invocation_metadata()).get(TOKEN_HEADER, "")
+        return self._gatherer.gather(request, str(token))
+
+    def close(self) -> None:
+        """Close what is open to other agents."""
+        self._gatherer.close()
 
     def _note_save(self, attempt: Attempt, save_at: int) -> None:
         """Remember at which step an attempt's ranks are to save; of few attempts, the newest ones."""

@@ -20,12 +20,14 @@ from deeplink.core.digest_file import read_members
 from deeplink.core.types import Attempt, NodeName
 from deeplink.rpc.channel import BoundServer, attempt_to_wire, bound_server
 from deeplink.rpc.tokens import RunTokens, new_token, token_of
-from deeplink.scheduler.launch.agent_monitor import AgentMonitor, Unheard
+from deeplink.scheduler.launch import agent_pool
+from deeplink.scheduler.launch.agent_monitor import POLL_S, AgentMonitor, Unheard
 from deeplink.scheduler.launch.agent_pool import START_S, AgentPool, AgentRestart
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.errors import LaunchError, NodesLostError, NoSlurmdError
 from deeplink.scheduler.launch.process import last_line
 from deeplink.scheduler.node.servicer import NodeServicer, add_to
+from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
 from deeplink.v1 import common_pb2, node_pb2
 from tests.waiting import LIMIT_S, until
 
@@ -234,6 +236,90 @@ def test_without_a_folder_to_write_to_the_heartbeat_goes_on(node: Callable[[str]
     report(one, 1)
     assert ticked(fleet, lambda: fleet.store_of(NodeName("n0")).shards == 3)
     assert told() == [set()]
+    fleet.close()
+
+
+def leaf_of(
+    node: Callable[[str], Node], count: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[AgentPool, list[Node]]:
+    """Return agents of one leaf that are asked by one of them."""
+    monkeypatch.setattr(agent_pool, "FEW", 1)
+    nodes = [node(f"n{number}") for number in range(count)]
+    nodes = [replace(one, facts=replace(one.facts, domain="leaf0")) for one in nodes]
+    return gathered(*nodes)[0], nodes
+
+
+def launchers(fleet: AgentPool) -> set[NodeName]:
+    """Return the nodes that the launcher itself has a connection to."""
+    return {name for name, one in fleet._nodes.items() if one._channel is not None}
+
+
+def answering(fleet: AgentPool, *names: str) -> bool:
+    silence = fleet.silence()
+    return all(silence[NodeName(name)].answer_s < POLL_S + 0.4 for name in names or silence)
+
+
+def test_of_a_leaf_one_agent_is_asked_and_all_are_heard(
+    node: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, nodes = leaf_of(node, 4, monkeypatch)
+    ticked(fleet, lambda: all(fleet.store_of(NodeName(f"n{at}")).shards == 3 for at in range(4)))
+    for step in range(1, 20):
+        report(nodes[3], step)
+    heard: list[int] = []
+
+    def all_came() -> bool:
+        heard.extend(one.step for one in fleet.tick(ATTEMPT))
+        return heard[-1:] == [19]
+
+    until(all_came, LIMIT_S)
+    assert heard == list(range(1, 20)), "once, and in order"
+    fleet.save_at = 40
+    later = replace(ATTEMPT, relaunch=1)
+    until(lambda: not fleet.tick(later) and all(one.servicer._save_at.get(later) == 40 for one in nodes), LIMIT_S)
+    assert launchers(fleet) == {"n0"}
+    fleet.close()
+    for one in nodes:
+        one.servicer.close()
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_an_agent_of_a_leaf_that_ends_is_told_as_soon_and_the_others_go_on_being_heard(
+    node: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    fleet, nodes = leaf_of(node, 4, monkeypatch)
+    others = [one.facts.node for at, one in enumerate(nodes) if at != lost]
+    ticked(fleet, lambda: answering(fleet) and fleet.store_of(NodeName("n3")).shards == 3)
+    nodes[lost].server.server.stop(0).wait(LIMIT_S)
+    began, longest = time.monotonic(), 0.0
+    name = NodeName(f"n{lost}")
+
+    def is_told() -> bool:
+        nonlocal longest
+        silence = fleet.silence()
+        longest = max(longest, *(silence[NodeName(other)].contact_s for other in others))
+        return silence[name].contact_s >= RelaunchPolicy().silence_s
+
+    ticked(fleet, is_told, bound_s=20.0)
+    assert time.monotonic() - began < RelaunchPolicy().silence_s + POLL_S
+    assert longest < 1.5, "no other node is in doubt"
+    ticked(fleet, lambda: answering(fleet, *others))
+    fleet.close()
+
+
+def test_a_leaf_whose_gathering_agent_freezes_is_asked_through_another_one(
+    node: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, nodes = leaf_of(node, 4, monkeypatch)
+    ticked(fleet, lambda: answering(fleet) and fleet.store_of(NodeName("n3")).shards == 3)
+    free = threading.Event()
+    # Its server is there, and answers nothing.
+    monkeypatch.setattr(nodes[0].servicer._gatherer, "gather", lambda *_: free.wait(LIMIT_S))
+    monkeypatch.setattr(nodes[0].servicer, "_status", lambda _: free.wait(LIMIT_S))
+    ticked(fleet, lambda: fleet.silence()[NodeName("n0")].answer_s > 1.6, bound_s=20.0)
+    assert answering(fleet, "n1", "n2", "n3")
+    assert launchers(fleet) >= {"n0", "n1"}
+    free.set()
     fleet.close()
 
 
