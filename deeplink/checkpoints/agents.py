@@ -19,7 +19,7 @@ from deeplink.checkpoints.claims import claim_of, is_newer, wire_claim
 from deeplink.checkpoints.manifest import CheckpointDamagedError, Manifest
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import Attempt, FencedError, NodeName, parse_members
-from deeplink.rpc.forksafe import PlainCallError, PlainConnection, PlainStatusError, Status
+from deeplink.rpc.plain import PlainCallError, PlainConnection, PlainStatusError, Status
 from deeplink.v1 import common_pb2, keep_pb2
 
 if TYPE_CHECKING:

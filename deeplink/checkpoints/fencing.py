@@ -19,7 +19,7 @@ from typing_extensions import override
 from deeplink.checkpoints.found import FULL, CheckpointError
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import FencedError, NodeName, parse_members
-from deeplink.rpc.forksafe import PlainBusyError, PlainCallError, PlainConnection, PlainStatusError
+from deeplink.rpc.plain import PlainBusyError, PlainCallError, PlainConnection, PlainStatusError
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.states import JobState
 

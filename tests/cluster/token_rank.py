@@ -14,7 +14,7 @@ from pathlib import Path
 import deeplink
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Attempt, parse_members
-from deeplink.rpc.forksafe import PlainConnection, PlainRefusedError
+from deeplink.rpc.plain import PlainConnection, PlainRefusedError
 
 CALL_S, LIMIT_S = 20.0, 120.0
 FAILS = 3
