@@ -74,7 +74,6 @@ def _facts(node: int, address: str) -> NodeFacts:
         interface="ib0",
         pid=4711,
         weight=4096,
-        data_port=40000,
         domain=f"leaf{leaf}",
     )
 

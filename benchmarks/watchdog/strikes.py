@@ -81,12 +81,8 @@ KINDRED = {
         weight=1, hold_s=(12, 28), kinds=_DOUBT | {IncidentKind.AGENTS_SILENT}, early=True, lone=True
     ),
     "checkpoints-unreadable": Kindred(weight=2, hold_s=(15, 30), kinds=_OF_RANKS),
-    # Nobody needs to be told of these: an administrator did it, readers go on from other copies, a job that starts
-    # says whose the folder is.
+    # Nobody needs to be told of these: an administrator did it, a job that starts says whose the folder is.
     "node-drained": Kindred(weight=3, hold_s=(30, 90), kinds=frozenset(), taking=False, brief=True),
-    "data-cut": Kindred(
-        weight=2, hold_s=(15, 40), kinds=frozenset({IncidentKind.STRAGGLER}), taking=False, brief=True
-    ),
     "folder-squatted": Kindred(weight=2, hold_s=(10, 30), kinds=_SICK, taking=False, brief=True),
     "disk-full": Kindred(weight=1, hold_s=(5, 20), kinds=_SICK, taking=False, brief=True),
     "disk-readonly": Kindred(weight=1, hold_s=(5, 20), kinds=_SICK, taking=False, brief=True),

@@ -19,7 +19,7 @@ from deeplink.cache.replicate.budget import StoreBudget
 from deeplink.cache.replicate.fetching import Fetcher, WantedShard
 from deeplink.cache.replicate.fill import Filler, FillServicer
 from deeplink.cache.replicate.shard_recovery import KnownShards, ReplicaLookup
-from deeplink.cache.serve.server import CacheServicer, data_server, register
+from deeplink.cache.serve.server import CacheServicer, plain_clients, register
 from deeplink.cache.source.cap import SourceCap, TokenBucket
 from deeplink.cache.store.identity import StoreNotes
 from deeplink.cache.store.pins import read_pins
@@ -29,11 +29,9 @@ from deeplink.core.config import Config
 from deeplink.core.digest_file import read_members
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.timeouts import LastAnswer
-from deeplink.rpc.tokens import accepted
 from deeplink.v1 import cache_pb2, node_pb2
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Sequence
 
     import grpc
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
     from deeplink.cache.store.store import Store
     from deeplink.core.clock import Clock
     from deeplink.core.types import Member, NodeName, ShardId
-    from deeplink.rpc.forksafe.serving import PlainServer
+    from deeplink.rpc.channel import PlainClients
     from deeplink.rpc.tokens import RunTokens
 
 log = logging.getLogger(__name__)
@@ -355,9 +353,9 @@ class Keeper:
         """Add the Cache service to a server and return its full name."""
         return register(server, {**self._serving.calls, **self._packing.calls, **self._filling.calls})
 
-    def data_server(self, listener: socket.socket) -> PlainServer:
-        """Return a server of samples on a socket that listens."""
-        return data_server(self._serving, listener, accepted(self._token), self._clock)
+    def plain_clients(self) -> PlainClients:
+        """Return what the agent's server is to our own clients; they read without grpcio."""
+        return plain_clients(self._serving, self._token)
 
     def start(self) -> None:
         """Begin the upkeep."""

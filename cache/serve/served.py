@@ -19,8 +19,8 @@ from deeplink.cache.read.mapped import ColdGauge, ShardFile, most_open
 from deeplink.cache.store.store import is_doubtful
 from deeplink.cache.transfer import frames
 from deeplink.core import metrics
-from deeplink.rpc.forksafe import CallRefusedError, Status
-from deeplink.rpc.forksafe.scattered import Scattered
+from deeplink.rpc.plain import CallRefusedError, Status
+from deeplink.rpc.plain.scattered import Scattered
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:

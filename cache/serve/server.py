@@ -18,29 +18,30 @@ from deeplink.cache.format import block
 from deeplink.cache.serve.served import Answering, ServedShards
 from deeplink.cache.transfer import frames
 from deeplink.cache.transfer.client import CHUNK_BYTES
-from deeplink.cache.transfer.transport import DATA_PORT_HEADER, PROTOCOL, PROTOCOL_HEADER, READ_METHOD, SERVICE
+from deeplink.cache.transfer.transport import READ_METHOD, SERVICE
 from deeplink.core import metrics
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.types import ShardId
-from deeplink.rpc.channel import connections_allowed
-from deeplink.rpc.forksafe import CallRefusedError, Status
-from deeplink.rpc.forksafe.serving import PlainServer, ServerLimits
-from deeplink.rpc.listeners import data_listener
+from deeplink.rpc.channel import PlainClients, connections_allowed
+from deeplink.rpc.plain import CallRefusedError, Status
+from deeplink.rpc.plain.serving import ServerLimits
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator, Mapping
 
     from deeplink.cache.serve.served import Body
     from deeplink.cache.store.store import Store
     from deeplink.core.types import NodeName
-    from deeplink.rpc.forksafe.scattered import Scattered
+    from deeplink.rpc.plain.scattered import Scattered
+    from deeplink.rpc.tokens import RunTokens
 
 log = logging.getLogger(__name__)
 
 MOST_READS = 80
 """Read calls at once. The agent has more threads: heartbeats and reports are answered whatever is read."""
+MOST_WAITING = 64
+"""Calls of ranks and members at once that may wait: for a disk, or for what another node does."""
 _METHODS: Any = cache_pb2.DESCRIPTOR.services_by_name["Cache"].methods_by_name
 
 _PUT_STATUS = {
@@ -59,9 +60,10 @@ def register(server: grpc.Server, calls: Mapping[str, Callable[..., Any]]) -> li
         sides = ("stream" if side else "unary" for side in (method.client_streaming, method.server_streaming))
         make = getattr(grpc, f"{'_'.join(sides)}_rpc_method_handler")
         taken, given = (getattr(cache_pb2, kind.name) for kind in (method.input_type, method.output_type))
-        # The messages of Read are bytes on this side too.
-        handlers[name] = make(call) if name == "Read" else make(call, taken.FromString, given.SerializeToString)
+        read = None if name == "Read" else taken.FromString  # what it takes is read, and refused, by `frames`
+        handlers[name] = make(call, read, given.SerializeToString)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_registered_method_handlers(SERVICE, handlers)
     return [SERVICE]
 
 
@@ -97,12 +99,11 @@ class CacheServicer:
     """Serves `store` as member `node`. Register its `calls`; safe to use from the server's threads."""
 
     def __init__(self, store: Store, node: NodeName, clock: Clock | None = None) -> None:
-        self._store, self._node = store, node
+        self._store, self.node = store, node
         self._lock = threading.Lock()
         self._shards = ServedShards(store, clock or SystemClock())
         self._reading = threading.BoundedSemaphore(MOST_READS)
         self._samples = self._bytes = 0
-        self.data_port = 0  # where `read_message` is served besides; 0: nowhere
         self.stat_more: Callable[[cache_pb2.StatReply], None] = lambda _reply: None
         self.calls: dict[str, Callable[..., Any]] = {
             "Stat": self.stat,
@@ -119,9 +120,7 @@ class CacheServicer:
 
     def stat(self, _request: cache_pb2.StatRequest, _context: grpc.ServicerContext) -> cache_pb2.StatReply:
         """Say what the store holds."""
-        reply = cache_pb2.StatReply(
-            node=self._node, free_bytes=self._store.free_bytes(), data_port=self.data_port, protocol=PROTOCOL
-        )
+        reply = cache_pb2.StatReply(node=self.node, free_bytes=self._store.free_bytes())
         for shard in self._store.ids():
             try:
                 size = self._store.path(shard).stat().st_size
@@ -131,25 +130,22 @@ class CacheServicer:
         self.stat_more(reply)
         return reply
 
-    def read(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def read(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[cache_pb2.ReadReply]:
         """Answer batches of extents, in order."""
-        if self.data_port:
-            context.set_trailing_metadata(
-                ((DATA_PORT_HEADER, str(self.data_port)), (PROTOCOL_HEADER, str(PROTOCOL)))
-            )
         if not self._reading.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MOST_READS} calls read at this moment")
         try:
             for message in requests:
                 try:
-                    request = self._taken(message)
+                    request = self._noted(message)
                 except FrameError as problem:
                     context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
                 with metrics.CACHE_READ_SECONDS.time():
                     for body in Answering(self._shards, request, copied=True).bodies():
                         self._count(body)
-                        yield frames.encode_reply(request.id, body.head, body.copies)
-        except CallRefusedError as problem:  # not enough descriptors: as on the data port, it is busy
+                        joined = b"".join(body.copies)
+                        yield cache_pb2.ReadReply(id=request.id, head=body.head.tobytes(), body=joined)
+        except CallRefusedError as problem:  # not enough descriptors: as for our own clients, it is busy
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, problem.why)
         finally:
             self._reading.release()
@@ -157,18 +153,18 @@ class CacheServicer:
     def read_message(self, message: bytes) -> Iterator[_Sent]:
         """Answer a batch of extents with replies that are sent where they lie, for a `PlainServer`."""
         try:
-            request = self._taken(message)
+            request = self._noted(message)
         except FrameError as problem:
             raise CallRefusedError(Status.INVALID, str(problem)) from problem
         with metrics.CACHE_READ_SECONDS.time():
             answering = Answering(self._shards, request, copied=False)
             for body in answering.bodies():
                 self._count(body)
-                start = frames.reply_start(request.id, body.head, body.size)
+                start = frames.reply_start(body.head)
                 places = [] if body.places is None else [body.places]
                 yield _Sent([start, *body.copies, *places], len(start) + body.size, answering)
 
-    def _taken(self, message: bytes) -> frames.ExtentsRequest:
+    def _noted(self, message: bytes) -> frames.ExtentsRequest:
         request = frames.decode_request(message)
         for shard in request.doubted:
             self._doubt(shard)
@@ -221,29 +217,20 @@ class CacheServicer:
             yield from described.replies(self._store.path(ShardId(request.id)), ShardId(request.id))
 
 
-def data_server(
-    servicer: CacheServicer,
-    bind: str | socket.socket,
-    token: str | Callable[[str], bool],
-    clock: Clock,
-    limits: ServerLimits | None = None,
-) -> PlainServer:
-    """Return a server of `servicer`'s Read on an agent's second port (docs/decisions/0007-data-server.md).
-
-    `bind`: see `data_listener`. `start` and `stop` it.
-    """
-    server = PlainServer(
-        data_listener(bind) if isinstance(bind, str) else bind,
-        token,
-        {READ_METHOD: servicer.read_message},
-        clock,
+def plain_clients(
+    servicer: CacheServicer, token: str | RunTokens, limits: ServerLimits | None = None
+) -> PlainClients:
+    """Return what a server is to our own clients, who read without grpcio (docs/decisions/0036-frames.md)."""
+    return PlainClients(
+        node=servicer.node,
+        token=token,
+        methods={READ_METHOD: servicer.read_message},
         limits=limits or own_limits(),
         on_refused=metrics.CACHE_REFUSED_CALLS.inc,
     )
-    servicer.data_port = server.port
-    return server
 
 
 def own_limits() -> ServerLimits:
     """Return an agent's bounds: connections take a quarter of its descriptors, open shards half."""
-    return ServerLimits(answers=MOST_READS, connections=connections_allowed(ServerLimits().connections))
+    connections = connections_allowed(ServerLimits().connections)
+    return ServerLimits(answers=MOST_READS, connections=connections, workers=MOST_WAITING)

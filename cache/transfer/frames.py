@@ -1,10 +1,12 @@
-"""Requests for extents of shards, planned for a batch, and the protobuf messages that carry them.
+"""Requests for extents of shards, planned for a batch, and the messages that carry them.
 
-A body is copied once when made, and not at all when read. Tests compare the messages with the generated classes.
+A request is the protobuf message of `Cache.Read`. A reply to a gRPC client is one too; a reply to our own clients
+is a count, the items and their bytes, which are received where they are wanted.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,16 +33,12 @@ ITEM = np.dtype([("status", "<u4"), ("length", "<u4")])
 MOST_EXTENTS = 65_536
 MOST_SHARDS = 4096
 ASKED_EXTENTS = 1024
-"""Asked for at once by our client: with a shard's name each they stay below `forksafe.LARGEST_REQUEST`."""
+"""Asked for at once by our client: with a shard's name each they stay below `rpc.plain.LARGEST_REQUEST`."""
 MOST_EXTENT_BYTES = block.SPAN
 _MOST_BATCH_BYTES = 64 << 20
 """Samples asked of one member at once, so that a batch of giants does not fill the memory."""
 
-_VARINT, _BYTES = 0, 2
-_FIXED = {1: 8, 5: 4}
-"""Kinds of fields of one size -> bytes."""
-_ID, _HEAD, _BODY = 1, 2, 3
-_MOST_VARINT_BYTES = 10
+_COUNT = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,16 +109,9 @@ def decode_request(message: bytes) -> ExtentsRequest:
     return ExtentsRequest(said.id, [ShardId(name) for name in said.shards], extents, doubted)
 
 
-def encode_reply(number: int, head: np.ndarray, body: Sequence[bytes | memoryview]) -> bytes:
-    """Return the message of a reply; `body` is copied once."""
-    return b"".join([reply_start(number, head, sum(map(len, body))), *body])
-
-
-def reply_start(number: int, head: np.ndarray, size: int) -> bytes:
-    """Return the message of a reply with a body of `size` bytes, up to where these begin."""
-    items = head.tobytes()
-    start = _tag(_ID, _VARINT) + _varint(number) + _tag(_HEAD, _BYTES) + _varint(len(items)) + items
-    return start + _tag(_BODY, _BYTES) + _varint(size)
+def reply_start(head: np.ndarray) -> bytes:
+    """Return a reply to one of our own clients, up to where its items' bytes begin: their count, and `head`."""
+    return _COUNT.pack(len(head)) + head.tobytes()
 
 
 class Bytes(Protocol):
@@ -136,63 +127,17 @@ class Bytes(Protocol):
         ...
 
 
-def read_reply_head(message: Bytes) -> tuple[int, np.ndarray]:
-    """Return a reply's id and items (of ITEM), and leave its body, and no more, to be read from the message."""
-    number, items = 0, np.empty(0, ITEM)
-    while message.left:
-        field, kind = divmod(_next_varint(message), 8)
-        if kind == _VARINT:
-            value = _next_varint(message)
-            number = value if field == _ID else number
-            continue
-        size = _field_size(message, kind)
-        if (field, kind) == (_BODY, _BYTES):
-            break
-        data = message.read(size)  # of a field that a newer release may have, too
-        if (field, kind) == (_HEAD, _BYTES):
-            if size % ITEM.itemsize:
-                raise FrameError(f"a head of {size} bytes, not a multiple of {ITEM.itemsize}")
-            items = np.frombuffer(data, ITEM)
+def read_reply_head(message: Bytes) -> np.ndarray:
+    """Return a reply's items (of ITEM), and leave their bytes, and no more, to be read from the message."""
+    if message.left < _COUNT.size:
+        raise FrameError("a reply that ends too soon")
+    (count,) = _COUNT.unpack(message.read(_COUNT.size))
+    if count * ITEM.itemsize > message.left:
+        raise FrameError(f"a reply with {count} items that ends too soon")
+    items = np.frombuffer(message.read(count * ITEM.itemsize), ITEM)
     if int(items["length"].sum(dtype=np.uint64)) != message.left:
         raise FrameError(f"a body of {message.left} bytes that does not fit its head")
-    return number, items
-
-
-def _next_varint(message: Bytes) -> int:
-    number = 0
-    for shift in range(0, 7 * _MOST_VARINT_BYTES, 7):
-        if not message.left:
-            raise FrameError("a field reaches beyond the message's end")
-        byte = message.read(1)[0]
-        number |= (byte & 0x7F) << shift
-        if not byte & 0x80:
-            return number & (1 << 64) - 1
-    raise FrameError("a number does not end")
-
-
-def _field_size(message: Bytes, kind: int) -> int:
-    if kind == _BYTES:
-        size = _next_varint(message)
-    elif kind in _FIXED:
-        size = _FIXED[kind]
-    else:
-        raise FrameError(f"a field of kind {kind}")
-    if size > message.left:
-        raise FrameError("a field reaches beyond the message's end")
-    return size
-
-
-def _tag(field: int, kind: int) -> bytes:
-    return bytes([field << 3 | kind])
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:  # noqa: PLR2004 - seven bits to a byte
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    return items
 
 
 @dataclass(slots=True, eq=False)

@@ -1,16 +1,13 @@
-"""Batches of extents from a member (docs/decisions/0007-data-server.md): one interface for every transport.
+"""Batches of extents from a member (docs/decisions/0036-frames.md): one interface for every transport.
 
 Every read carries the token, has a deadline, is bounded, and ends in bytes and statuses, or in a member error.
 """
 
 from __future__ import annotations
 
-import itertools
-import logging
 import select
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
@@ -20,7 +17,7 @@ from deeplink.cache.errors import FrameError, MemberBusyError, MemberError, Memb
 from deeplink.cache.format import block
 from deeplink.cache.transfer import frames
 from deeplink.cache.transfer.frames import BatchReply, Places
-from deeplink.rpc.forksafe import (
+from deeplink.rpc.plain import (
     PlainBusyError,
     PlainCallError,
     PlainConnection,
@@ -32,23 +29,15 @@ from deeplink.rpc.forksafe import (
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from deeplink.core.clock import Clock
     from deeplink.core.types import Member
-    from deeplink.rpc.forksafe import Incoming
-
-log = logging.getLogger(__name__)
+    from deeplink.rpc.plain import Incoming
 
 SERVICE = "deeplink.v1.Cache"
 READ_METHOD = f"/{SERVICE}/Read"
-PROTOCOL = 1
-"""Of the data port; one that speaks another is left alone, the agent's own port serves every release."""
-DATA_PORT_HEADER, PROTOCOL_HEADER = "deeplink-data-port", "deeplink-protocol"
-_MOST_PORT, _MOST_DIGITS = 65_535, 5
 _MOST_IDLE = 8
-_CONNECT_S = 5.0
-_LEFT_ALONE_S = 60.0
 _AT_ONCE = 256 << 10
 """Bytes received before their checksums are taken, which costs no time while the next come."""
 _SLOWEST_BYTES_PER_S = 16 << 20
@@ -80,96 +69,24 @@ def call_member(
     """Yield the replies to one call of the Cache service, over a connection of its own."""
     with member_errors(member), PlainConnection(member.address, token, clock) as connection:
         connection.send(f"/{SERVICE}/{method}", request, clock.monotonic() + deadline_s)
-        yield from map(bytes, connection.replies())
+        yield from connection.replies()
 
 
-@dataclass(slots=True)
-class _Route:
-    """What is known of a member's data port."""
-
-    address: str = ""  # empty where there is none, or it speaks another protocol
-    is_proven: bool = False  # a connection to it has stood
-    trying: PlainConnection | None = None  # the first connection to it
-    since: float = 0.0  # when `trying` began
-    not_before: float = 0.0  # when to try again
-    foreign: set[str] = field(default_factory=set)  # protocols it spoke that are not ours
-
-
-class Routes:
-    """Connections to members, by the address of the agent's own port. Safe to use from several threads.
-
-    A member's answers on the agent's own port name its data port, if it has one. That is connected to in the
-    background, so that a firewall that swallows it costs nothing; until it stands, the agent's own port serves.
-    """
+class IdleConnections:
+    """Connections to members that no call uses now, by address. Safe to use from several threads."""
 
     def __init__(self, token: str, clock: Clock) -> None:
         self._token, self._clock = token, clock
         self._lock = threading.Lock()
-        self._routes: dict[str, _Route] = {}
         self._idle: dict[str, list[PlainConnection]] = {}
 
-    def connection(self, address: str, *, fresh: bool) -> PlainConnection:
+    def connection(self, member: Member, *, fresh: bool) -> PlainConnection:
         """Return a connection for one call, an idle one unless it is to be fresh."""
-        self._begin_trying(address)
         with self._lock:
-            route = self._routes.get(address)
-            if route is not None and route.address:
-                if not route.is_proven:
-                    self._try(route)
-                if route.is_proven:
-                    address = route.address
-            idle = self._idle.get(address)
+            idle = self._idle.get(member.address)
             if idle and not fresh:
                 return idle.pop()
-        return PlainConnection(address, self._token, self._clock)
-
-    def _begin_trying(self, address: str) -> None:
-        """Begin to connect to a data port where it is time to; not under the lock, for a name may be looked up."""
-        route = self._routes.get(address)
-        if route is None or route.is_proven:
-            return
-        with self._lock:
-            now = self._clock.monotonic()
-            if route.trying is not None or now < route.not_before:
-                return
-            route.not_before = now + _LEFT_ALONE_S
-            wanted = route.address
-        if not wanted:
-            return
-        try:
-            made = PlainConnection(wanted, self._token, self._clock)
-        except PlainCallError as problem:
-            with self._lock:
-                if route.address == wanted:
-                    self._leave_alone(route, str(problem))
-            return
-        with self._lock:
-            if route.address == wanted:
-                route.trying, route.since = made, self._clock.monotonic()
-                return
-        made.close()  # the port has moved meanwhile
-
-    def _try(self, route: _Route) -> None:
-        if route.trying is None:
-            return
-        now = self._clock.monotonic()
-        try:
-            stands = route.trying.stands()
-        except PlainCallError as problem:
-            self._leave_alone(route, str(problem))
-            return
-        if stands:
-            route.is_proven = True
-            self._idle.setdefault(route.address, []).append(route.trying)
-            route.trying = None
-        elif now - route.since > _CONNECT_S:
-            self._leave_alone(route, "no connection in time: does a firewall stop it?")
-
-    def _leave_alone(self, route: _Route, problem: str) -> None:
-        log.warning("data port %s: %s; the agent's own port serves, more slowly", route.address, problem)
-        if route.trying is not None:
-            route.trying.close()
-        route.trying, route.not_before = None, self._clock.monotonic() + _LEFT_ALONE_S
+        return PlainConnection(member.address, self._token, self._clock, node=member.name)
 
     def keep(self, connection: PlainConnection) -> None:
         """Take a connection back after a call that went well."""
@@ -180,49 +97,12 @@ class Routes:
                 return
         connection.close()
 
-    def learn(self, address: str, said: Mapping[str, str]) -> None:
-        """Note the data port that a member's own port named at the end of a call."""
-        port, protocol = said.get(DATA_PORT_HEADER, ""), said.get(PROTOCOL_HEADER, "")
-        if not (port.isascii() and port.isdigit() and len(port) <= _MOST_DIGITS and 0 < int(port) <= _MOST_PORT):
-            return
+    def close(self, address: str | None = None) -> None:
+        """End those to an address, whose server has ended one of them; without one, all."""
         with self._lock:
-            route = self._routes.setdefault(address, _Route())
-            if protocol != str(PROTOCOL):
-                if protocol not in route.foreign:
-                    route.foreign.add(protocol)
-                    log.warning(
-                        "member at %s speaks protocol %s on its data port, this release %d: the agent's own port "
-                        "serves, more slowly; run one release on all nodes",
-                        *(address, protocol[:20] or "(none)", PROTOCOL),
-                    )
-                route.address = ""
-                return
-            found = f"{address.rpartition(':')[0]}:{port}"
-            if found != route.address:
-                route.address, route.is_proven, route.not_before = found, False, 0.0
-
-    def forget(self, address: str, connection: PlainConnection) -> bool:
-        """Note that a connection failed; tell whether it was to a data port, which may have moved."""
-        with self._lock:
-            route = self._routes.get(address)
-            if route is not None and connection.address == route.address:
-                for idle in self._idle.pop(route.address, ()):
-                    idle.close()
-                route.address, route.is_proven = "", False
-        # Where two connections to a data port fail at once, the first has had the route forgotten.
-        return connection.address != address
-
-    def close(self) -> None:
-        """End all connections that are not in use."""
-        with self._lock:
-            for idle in self._idle.values():
-                for connection in idle:
+            for one in list(self._idle) if address is None else [address]:
+                for connection in self._idle.pop(one, ()):
                     connection.close()
-            for route in self._routes.values():
-                if route.trying is not None:
-                    route.trying.close()
-            self._idle.clear()
-            self._routes.clear()
 
 
 class _Landing:
@@ -246,7 +126,7 @@ class _Landing:
             views = self._views[first:last]
             if int(ends[last - 1]) > before:
                 whole = self._arena[self._starts[first] : self._stops[last - 1]]
-                message.read_into([whole] if self._is_one else list(filter(len, views)))
+                message.read_into([whole] if self._is_one else views, ends=last == count)
             yield from map(block.checksum, views)
             first = last
 
@@ -289,12 +169,11 @@ class PlainTransport(Transport):
     """
 
     def __init__(self, token: str, clock: Clock) -> None:
-        self.routes, self._clock = Routes(token, clock), clock
-        self._numbers = itertools.count(1)
+        self.idle, self._clock = IdleConnections(token, clock), clock
 
     @override
     def start(self, member: Member, request: frames.ExtentsRequest, deadline_s: float, places: Places) -> Pending:
-        return _PlainPending(self, member, replace(request, id=next(self._numbers)), deadline_s, places)
+        return _PlainPending(self, member, request, deadline_s, places)
 
     @override
     def answering(self, batches: Sequence[Pending], timeout_s: float) -> list[int]:
@@ -319,7 +198,7 @@ class PlainTransport(Transport):
 
     @override
     def close(self) -> None:
-        self.routes.close()
+        self.idle.close()
 
 
 class _PlainPending(Pending):
@@ -331,7 +210,7 @@ class _PlainPending(Pending):
         deadline_s: float,
         places: Places,
     ) -> None:
-        self._transport, self._member, self._request, self._places = transport, member, request, places
+        self._transport, self._member, self._places = transport, member, places
         self._lengths = request.extents["length"].astype(np.int64)
         self._allowance_s = deadline_s + int(self._lengths.sum()) / _SLOWEST_BYTES_PER_S
         self._patience_s = deadline_s / 2
@@ -364,7 +243,7 @@ class _PlainPending(Pending):
 
     def _sent(self, *, fresh: bool) -> PlainConnection:
         with member_errors(self._member):
-            connection = self._transport.routes.connection(self._member.address, fresh=fresh)
+            connection = self._transport.idle.connection(self._member, fresh=fresh)
         try:
             with member_errors(self._member):
                 connection.send(READ_METHOD, self._message, self._deadline)
@@ -377,42 +256,35 @@ class _PlainPending(Pending):
     def _is_final(self, connection: PlainConnection, problem: MemberError) -> bool:
         """Close a connection that failed; tell whether that is the member's fault.
 
-        An idle connection may have been closed, and a data port may have moved, with a restarted server.
+        An idle connection may have been closed by a server that was restarted since.
         """
         connection.close()
         if not isinstance(problem, MemberSilentError) or problem.is_late:
             return True
-        has_moved = self._transport.routes.forget(self._member.address, connection)
-        return not (connection.is_used or has_moved) or self._transport.deadline(0.0) >= self._deadline
+        self._transport.idle.close(connection.address)
+        return not connection.is_used or self._transport.deadline(0.0) >= self._deadline
 
     def watched(self) -> tuple[int, int] | None:
         """Return the socket to wait for, and for what; None: there is nothing to wait for."""
         connection = self._connection
-        if connection is None or self._is_begun:  # its first bytes are read: the socket may not be ready again
-            return None
-        return connection.fileno(), select.POLLOUT if connection.is_connecting else select.POLLIN
+        # Where its first bytes are read the socket may not be ready again.
+        return None if connection is None or self._is_begun else connection.awaits
 
     def has_begun(self) -> bool:
         """Tell whether an answer comes, now that the socket is ready; sends what could not be sent before."""
         connection = self._connection
         if connection is None:
             return True
-        if not connection.is_connecting:
-            # A server's greeting is no answer: it may hang after it, and the next copy must be asked.
-            self._is_begun = connection.has_begun()
-            return self._is_begun
         try:
             with member_errors(self._member):
-                if not connection.stands():
-                    return False
-                connection.flush()
+                self._is_begun = connection.advance() and connection.has_begun()
         except MemberError as problem:
             if self._is_final(connection, problem):
                 self._give_up(problem)
             else:
                 self._try_to_send(fresh=True)
             return self._connection is None
-        return False
+        return self._is_begun
 
     @override
     def result(self) -> BatchReply:
@@ -442,19 +314,14 @@ class _PlainPending(Pending):
         except BaseException:
             connection.close()
             raise
-        routes = self._transport.routes
-        if connection.trailers:
-            routes.learn(self._member.address, connection.trailers)
-        routes.keep(connection)
+        self._transport.idle.keep(connection)
         self._connection = None
         if done != len(self._lengths):
             raise MemberError(self._member.name, f"{done} of {len(self._lengths)} items came")
         return BatchReply.joined(found)
 
     def _items(self, message: Incoming, done: int) -> BatchReply:
-        number, items = frames.read_reply_head(message)
-        if number != self._request.id:
-            raise FrameError(f"an answer to request {number} instead of {self._request.id}")
+        items = frames.read_reply_head(message)
         run = slice(done, done + len(items))
         wanted = self._lengths[run]
         if len(wanted) != len(items):

@@ -26,7 +26,6 @@ from deeplink.core.timeouts import CachedProbe
 from deeplink.rpc.acceptor import Farewell
 from deeplink.rpc.channel import WORKERS, BoundServer, allow_descriptors, attempt_to_wire, bound_server
 from deeplink.rpc.daemon import is_loopback, split_bind
-from deeplink.rpc.listeners import Listeners
 from deeplink.rpc.resolving import InterfaceAddress, Route, links, primary_address, routes
 from deeplink.rpc.tokens import accepted
 from deeplink.scheduler.node import servicer as node_service
@@ -34,6 +33,7 @@ from deeplink.scheduler.node.stacks import Stacks
 from deeplink.v1 import common_pb2, keep_pb2, node_pb2
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from pathlib import Path
     from typing import Any
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from deeplink.core.config import Config
     from deeplink.core.types import NodeName
-    from deeplink.rpc.forksafe.serving import PlainServer
     from deeplink.rpc.tokens import RunTokens
 
 log = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ class AgentSettings:
     config: Config | None = None  # catalog, members, budget, rates; None: it only keeps what it is given
     keeps_copies: bool = False
     of_job: bool = False  # of the health checks it runs the cheap ones, and restarts nothing
-    listeners: Listeners | None = None  # at `bind` already, kept open by a process above; None: its own
+    listener: socket.socket | None = None  # at `bind` already, kept open by a process above; None: its own
     pid: int = 0  # of the process to be killed to end it; 0: this one
 
 
@@ -88,7 +87,6 @@ class Announcement:
     interface: str  # the network interface that carries the address (for GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)
     pid: int
     weight: int  # how large a share of the shards this node is to hold, from the budget of its store
-    data_port: int  # where samples are served besides, on the same host
     links: tuple[InterfaceAddress, ...] = ()  # all, for a launcher to choose from, where it listens on all
     routes: tuple[Route, ...] = ()  # where the node's routes lead; only with links
 
@@ -109,7 +107,6 @@ class Agent:
         self.settings = settings
         self._clock = clock or SystemClock()
         self._server: BoundServer | None = None
-        self._data: PlainServer | None = None
         self._stop_metrics: Callable[[], None] = lambda: None
         self._close_node_service: Callable[[], None] = lambda: None
         self._store_trouble = ""
@@ -131,16 +128,15 @@ class Agent:
     def start(self, token_file: Path) -> Announcement:
         """Return, once every call is served, how this agent is reached; `token_file` is where its token lies."""
         host, _ = split_bind(self.settings.bind)
-        listeners = self.settings.listeners or Listeners.at(self.settings.bind)
         self._server = bound_server(
-            listeners.own,
+            self.settings.listener or self.settings.bind,
             accepted(self.settings.token),
             self._register,
             workers=MOST_READS + MOST_CALLS + WORKERS,
             farewell=farewell_of(self.settings.token),
+            plain=self._keeper.plain_clients(),
         )
         try:
-            self._data = self._keeper.data_server(listeners.data)
             if self.settings.metrics_bind:
                 self._stop_metrics = metrics.serve_metrics(self.settings.metrics_bind)
         except DeepLinkError:
@@ -148,7 +144,6 @@ class Agent:
             raise
         self._feed_metrics()
         self._server.server.start()
-        self._data.start()
         self._keeper.start()
         self._health.start(self.settings.topology_address, self.store_status)
         address, interface = _reached_at(host, self._server.port)
@@ -162,7 +157,6 @@ class Agent:
             interface=interface,
             pid=self.settings.pid or os.getpid(),
             weight=self._keeper.weight(),
-            data_port=self._data.port,
             links=links() if is_everywhere else (),
             routes=routes() if is_everywhere else (),
         )
@@ -175,8 +169,6 @@ class Agent:
             self._server.health.enter_graceful_shutdown()
             self._server.server.stop(STOP_GRACE_S).wait(2 * STOP_GRACE_S)
         self._close_node_service()
-        if self._data is not None:
-            self._data.stop()
         self._stop_metrics()
 
     def _register(self, server: grpc.Server) -> list[str]:

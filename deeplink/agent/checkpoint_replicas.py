@@ -25,7 +25,7 @@ from deeplink.core.config import Config
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import FencedError
 from deeplink.rpc.channel import attempt_from_wire, attempt_to_wire
-from deeplink.rpc.forksafe import PlainConnection
+from deeplink.rpc.plain import PlainConnection
 from deeplink.rpc.tokens import shown
 from deeplink.v1 import keep_pb2, keep_pb2_grpc
 

@@ -20,7 +20,7 @@ from deeplink.checkpoints.manifest import CheckpointDamagedError, Manifest
 from deeplink.core.digest_file import read_members
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import Attempt, FencedError, NodeName
-from deeplink.rpc.forksafe import PlainCallError, PlainConnection, PlainStatusError, Status
+from deeplink.rpc.plain import PlainCallError, PlainConnection, PlainStatusError, Status
 from deeplink.v1 import common_pb2, keep_pb2
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from deeplink.checkpoints.manifest import CheckpointError
 from deeplink.core.digest_file import read_members
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import FencedError, NodeName
-from deeplink.rpc.forksafe import PlainBusyError, PlainCallError, PlainConnection, PlainStatusError
+from deeplink.rpc.plain import PlainBusyError, PlainCallError, PlainConnection, PlainStatusError
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.states import JobState
 

@@ -30,7 +30,7 @@ from deeplink.core import process_metrics
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.private import PrivateFolderError, private_folder
 from deeplink.core.types import Attempt
-from deeplink.rpc.forksafe import PlainStatusError, Status
+from deeplink.rpc.plain import PlainStatusError, Status
 from deeplink.training.progress import CHECKPOINT, Section
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from deeplink.checkpoints.manifest import CheckpointError, FileEntry, is_below
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import fsync_path, write_unsynced
 from deeplink.core.text import listed
-from deeplink.rpc.forksafe import PlainBusyError, PlainSilentError
+from deeplink.rpc.plain import PlainBusyError, PlainSilentError
 from deeplink.v1 import keep_pb2, saving_pb2
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from deeplink.checkpoints.claims import (
 )
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointError
 from deeplink.core.text import listed
-from deeplink.rpc.forksafe import PlainCallError
+from deeplink.rpc.plain import PlainCallError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

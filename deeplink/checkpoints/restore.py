@@ -19,7 +19,7 @@ from deeplink.checkpoints.saving import replaced
 from deeplink.core.private import private_folder
 from deeplink.core.publish import DRAFT_PREFIX, published_folder
 from deeplink.core.types import Attempt
-from deeplink.rpc.forksafe import PlainCallError
+from deeplink.rpc.plain import PlainCallError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -72,7 +72,7 @@ def command(
     """Serve this node's shards and watch over its ranks, until SIGTERM."""
     _end_on_signals()
     from deeplink.rpc.daemon import member_name
-    from deeplink.rpc.listeners import Listeners
+    from deeplink.rpc.listeners import listening_socket
 
     if job and token_file:
         raise click.UsageError("--job takes the run's secret from standard input; leave --token-file out")
@@ -86,7 +86,7 @@ def command(
         else:
             token_file = token_file or config.token_file
             secret, token_file = standing_secret(bind, token_file, config.state / "agent.token")
-        listeners = Listeners.at(bind)
+        listener = listening_socket(bind)
         tell_ready = _go_on_in_child(stack, end_s)
         from deeplink.agent.agent import AgentSettings  # not in the process that keeps the sockets
         from deeplink.rpc.tokens import RunTokens
@@ -101,7 +101,7 @@ def command(
             config=config,
             keeps_copies=job,
             of_job=job,
-            listeners=listeners,
+            listener=listener,
             pid=pid,
         )
         _serve(settings, token_file, tell_ready, end_s)

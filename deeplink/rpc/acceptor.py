@@ -1,8 +1,9 @@
-"""Accepts connections in front of grpcio's server, which holds every peer for as long as the peer likes.
+"""Accepts an agent's connections: those of our own clients are handed over, those of gRPC clients passed on.
 
-grpcio's core has bounds for idle connections and for the number of all. It has none for the time from accepting to
-the first call with the token, none for one address, and no reserve for peers with the token (measured, 1.85.1).
-Bytes are passed on in both directions, to a socket that only this process reaches.
+A grpcio server holds every peer for as long as the peer likes: its core has bounds for idle connections and for
+the number of all, none for the time from accepting to the first call with the token, none for one address, and no
+reserve for peers with the token (measured, 1.85.1). Bytes are passed on in both directions, to a socket that only
+this process reaches.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import grpc
 from typing_extensions import override
 
 from deeplink.core.admission import Admission, ConnectionBounds
-from deeplink.rpc.forksafe import framing
-from deeplink.rpc.forksafe.framing import ErrorCode, FrameType, HeaderReader
-from deeplink.rpc.forksafe.intake import HEAD_BYTES, MOST_CONTINUED, SessionError
+from deeplink.rpc import http2
+from deeplink.rpc.http2 import FrameType, HeaderReader
+from deeplink.rpc.plain.framing import MAGIC, SessionError
 from deeplink.rpc.tokens import TOKEN_HEADER
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ _MOST_BYTES = 1 << 18
 """Before a call with the token; a client of ours needs some hundred."""
 _MOST_CALLS = 16
 """Without the token. Then the connection ends."""
+_HEAD_BYTES = 16_384
+"""Of a stranger's header blocks in all; our clients need some hundred."""
+_MOST_CONTINUED = 16
+"""Frames of one header block."""
 _READ, _WRITE, _CLOSED = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
 
@@ -71,22 +76,22 @@ class Proof:
         """Take in what came; return what the server may have by now."""
         self._came += len(data)
         if self._came > _MOST_BYTES:
-            raise SessionError(ErrorCode.CALM, "too much without a token")
+            raise SessionError("too much without a token")
         self._kept += data
-        kept, size, at, whole = self._kept, framing.FRAME.size, self._read, 0
+        kept, size, at, whole = self._kept, http2.FRAME.size, self._read, 0
         if not self._is_greeted:
-            at = whole = len(framing.PREFACE)
-            if not framing.PREFACE.startswith(bytes(kept[:at])):
-                raise SessionError(ErrorCode.PROTOCOL, "this is a gRPC server")
+            at = whole = len(http2.PREFACE)
+            if not http2.PREFACE.startswith(bytes(kept[:at])):
+                raise SessionError("this is an agent of DeepLink")
             if len(kept) < at:
                 return b""
             self._is_greeted = True
         while len(kept) - at >= size and not self.is_proven:
-            high, low, kind, flags, stream = framing.FRAME.unpack_from(kept, at)
+            high, low, kind, flags, stream = http2.FRAME.unpack_from(kept, at)
             end = at + size + (high << 16) + low
             if end > len(kept):
                 break
-            self._take(kind, flags, stream & framing.LAST_STREAM, bytes(kept[at + size : end]))
+            self._take(kind, flags, stream & http2.LAST_STREAM, bytes(kept[at + size : end]))
             at = end
             whole = whole if self._half else at
         if self.is_proven:
@@ -99,32 +104,32 @@ class Proof:
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind in {FrameType.HEADERS, FrameType.CONTINUATION}:
             self._take_head(kind, flags, stream, payload)
-        elif kind == FrameType.RESET or (kind == FrameType.DATA and flags & framing.END_STREAM):
+        elif kind == FrameType.RESET or (kind == FrameType.DATA and flags & http2.END_STREAM):
             self._half.discard(stream)
 
     def _take_head(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         self._came_of_heads += len(payload)
-        if self._came_of_heads > HEAD_BYTES or (self._block and len(self._block[1]) >= MOST_CONTINUED):
-            raise SessionError(ErrorCode.CALM, "header blocks too long")  # to decode them takes time
+        if self._came_of_heads > _HEAD_BYTES or (self._block and len(self._block[1]) >= _MOST_CONTINUED):
+            raise SessionError("header blocks too long")  # to decode them takes time
         try:
             if kind == FrameType.HEADERS:
-                payload = framing.without_padding(flags, payload)
-                self._block = flags, [payload[5:] if flags & framing.PRIORITY else payload]
+                payload = http2.without_padding(flags, payload)
+                self._block = flags, [payload[5:] if flags & http2.PRIORITY else payload]
             elif self._block is not None:
                 self._block[1].append(payload)
-            if not flags & framing.END_HEADERS or self._block is None:
+            if not flags & http2.END_HEADERS or self._block is None:
                 return
             (first, pieces), self._block = self._block, None
             fields = self._headers.read(b"".join(pieces))
         except ValueError as problem:
-            raise SessionError(ErrorCode.COMPRESSION, str(problem)) from problem
+            raise SessionError(str(problem)) from problem
         if self._is_valid(fields.get(TOKEN_HEADER, "")):
             self.is_proven = True
             return
         self._calls += 1
         if self._calls > _MOST_CALLS:
-            raise SessionError(ErrorCode.CALM, "too many calls without a token")
-        if first & framing.END_STREAM:
+            raise SessionError("too many calls without a token")
+        if first & http2.END_STREAM:
             self._half.discard(stream)
         elif fields.get(":path", "").startswith(self._open_to_all):
             self._half.add(stream)
@@ -148,18 +153,30 @@ class _Side:
 
 
 class _Relay:
-    """A connection of a client and the one to the server that belongs to it."""
+    """A client's connection and, once the client has begun to speak, the one to the server that belongs to it."""
 
-    __slots__ = ("client", "proof", "server")
+    __slots__ = ("address", "client", "proof", "server")
 
-    def __init__(self, client: socket.socket, server: socket.socket, proof: Proof) -> None:
-        self.client, self.server = _Side(client, self), _Side(server, self)
-        self.client.other, self.server.other = self.server, self.client
+    def __init__(self, client: socket.socket, address: str, proof: Proof) -> None:
+        self.client, self.address = _Side(client, self), address
+        self.server: _Side | None = None
         self.proof: Proof | None = proof
+
+    def connect(self, server: socket.socket) -> _Side:
+        self.server = _Side(server, self)
+        self.client.other, self.server.other = self.server, self.client
+        return self.server
+
+    def sides(self) -> tuple[_Side, ...]:
+        return (self.client,) if self.server is None else (self.client, self.server)
 
 
 class Acceptor:
-    """Passes connections on to a server from `start` to `close`; one thread."""
+    """Passes connections on from `start` to `close`; one thread.
+
+    `plain` takes those of our own clients, with their address, before anything of them is read; None: there are
+    none.
+    """
 
     def __init__(
         self,
@@ -170,7 +187,9 @@ class Acceptor:
         clock: Clock,
         *,
         open_to_all: tuple[str, ...] = (),
+        plain: Callable[[socket.socket, str], None] | None = None,
     ) -> None:
+        self._plain = plain
         self._listener, self._target = listener, target
         self._is_valid, self._open_to_all = is_valid, open_to_all
         self._admission, self._clock = Admission[_Relay](bounds, clock), clock
@@ -202,7 +221,7 @@ class Acceptor:
 
     def open_connections(self) -> int:
         """Return how many connections are held."""
-        return len(self._sides) // 2
+        return sum(side is side.relay.client for side in list(self._sides.values()))
 
     def _run(self) -> None:
         looked = self._clock.monotonic()
@@ -247,40 +266,54 @@ class Acceptor:
             self._take_in(client, str(peer[0]))
 
     def _take_in(self, client: socket.socket, address: str) -> None:
-        server = None
         try:
             client.setblocking(False)  # noqa: FBT003 - the standard library's
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_MS)
-            server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            server.connect(f"/proc/self/fd/{self._target}")
         except OSError as problem:
-            log.warning("a connection cannot be passed on: %s", problem)
+            log.debug("a connection ended: %s", problem)
             client.close()
-            if server is not None:
-                server.close()
             return
-        relay = _Relay(client, server, Proof(self._is_valid, self._open_to_all))
+        relay = _Relay(client, address, Proof(self._is_valid, self._open_to_all))
         leaves = self._admission.admit(relay, address)
         if leaves is relay:
             client.close()
-            server.close()
             return
         if leaves is not None:
             self._end(leaves)
-        for side in (relay.client, relay.server):
-            self._sides[side.socket.fileno()] = side
-            self._epoll.register(side.socket, _READ)
+        self._take_side(relay.client)
+
+    def _take_side(self, side: _Side) -> None:
+        self._sides[side.socket.fileno()] = side
+        self._epoll.register(side.socket, _READ)
+
+    def _meet(self, relay: _Relay) -> bool:
+        """Look at a client's first byte; tell whether it is passed on, and not handed over."""
+        client = relay.client.socket
+        first = client.recv(1, socket.MSG_PEEK)
+        if not first:
+            raise ConnectionResetError("the peer closed it")
+        if self._plain is not None and first == MAGIC[:1]:
+            self._epoll.unregister(client)
+            del self._sides[client.fileno()]
+            self._admission.leave(relay)
+            self._plain(client, relay.address)
+            return False
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            server.connect(f"/proc/self/fd/{self._target}")
+        except OSError as problem:
+            log.warning("a connection cannot be passed on: %s", problem)
+            server.close()
+            raise
+        self._take_side(relay.connect(server))
+        return True
 
     def _work(self, side: _Side, event: int) -> None:
         try:
-            if event & _WRITE and side.unsent:
-                side.unsent = side.unsent[side.socket.send(side.unsent) :]
-            if event & ~_WRITE and not side.other.unsent:
-                self._pass_on(side)
-            elif event & _CLOSED:  # said again and again: it is looked at once the other end has taken all
-                self._epoll.unregister(side.socket)
-                side.mask = None
+            if side.relay.server is None and not self._meet(side.relay):
+                return
+            self._go_on(side, event)
         except BlockingIOError:
             pass
         except SessionError as problem:
@@ -295,6 +328,15 @@ class Acceptor:
         for each in (side, side.other):
             if each.socket.fileno() >= 0:
                 self._arm(each)
+
+    def _go_on(self, side: _Side, event: int) -> None:
+        if event & _WRITE and side.unsent:
+            side.unsent = side.unsent[side.socket.send(side.unsent) :]
+        if event & ~_WRITE and not side.other.unsent:
+            self._pass_on(side)
+        elif event & _CLOSED:  # said again and again: it is looked at once the other end has taken all
+            self._epoll.unregister(side.socket)
+            side.mask = None
 
     def _pass_on(self, side: _Side) -> None:
         """Read once, and hand over what came."""
@@ -326,7 +368,7 @@ class Acceptor:
 
     def _end(self, relay: _Relay) -> None:
         self._admission.leave(relay)
-        for side in (relay.client, relay.server):
+        for side in relay.sides():
             if self._sides.pop(side.socket.fileno(), None) is not None:
                 with contextlib.suppress(OSError):  # one whose mask is None is not registered
                     self._epoll.unregister(side.socket)

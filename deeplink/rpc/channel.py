@@ -13,8 +13,9 @@ import socket
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -28,17 +29,22 @@ from deeplink.core.private import NODE_LOCAL, runtime_base
 from deeplink.core.types import Attempt
 from deeplink.rpc.acceptor import Acceptor, Farewell, RequireToken
 from deeplink.rpc.listeners import ListenError, listening_socket
+from deeplink.rpc.plain.serving import PlainServer, PlainTerms, ServerLimits
+from deeplink.rpc.plain_methods import RecordedServices, WholeReply
 from deeplink.rpc.resolving import UnresolvedError, addresses, split_address
-from deeplink.rpc.tokens import TOKEN_HEADER, only
+from deeplink.rpc.tokens import TOKEN_HEADER, accepted, named, only
 from deeplink.v1 import common_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from deeplink.rpc.plain.serving import Method
+    from deeplink.rpc.tokens import RunTokens
 
 MAX_MESSAGE = 64 << 20  # bytes; one batch of samples, with room; gRPC's own default is 4 MiB
 WORKERS = 16  # threads of one server: the bound on calls served at once
-IDLE_S = 900.0  # a connection without a call is kept so long, as at an agent's data port
-MOST_CONNECTIONS = 4096  # held at once, as at an agent's data port; a quarter of the descriptors if that is less
+IDLE_S = 900.0  # a connection without a call is kept so long, as one of our own clients
+MOST_CONNECTIONS = 4096  # held at once, and as many of our own clients; or a quarter of the descriptors
 _DESCRIPTORS = 65_536
 """Open shards and connections are bounded by shares of what is allowed, and reach their own bounds at so many."""
 NEVER_OURS = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED})
@@ -134,14 +140,16 @@ class _CarryToken(_EachCall):
 
 
 class FrontedServer:
-    """A grpcio server that is reached through an acceptor of ours alone."""
+    """A grpcio server that is reached through an acceptor of ours alone, and one of our own clients beside it."""
 
-    def __init__(self, server: grpc.Server, acceptor: Acceptor) -> None:
-        self._server, self._acceptor = server, acceptor
+    def __init__(self, server: grpc.Server, acceptor: Acceptor, plain: PlainServer | None = None) -> None:
+        self._server, self._acceptor, self._plain = server, acceptor, plain
 
     def start(self) -> None:
         """Serve from now on."""
         self._server.start()
+        if self._plain is not None:
+            self._plain.start()
         self._acceptor.start()
 
     def stop(self, grace: float | None) -> threading.Event:
@@ -151,6 +159,8 @@ class FrontedServer:
         def end() -> None:
             done.wait()
             self._acceptor.close()
+            if self._plain is not None:
+                self._plain.stop()
             ended.set()
 
         threading.Thread(target=end, name="deeplink-server-end", daemon=True).start()
@@ -158,7 +168,19 @@ class FrontedServer:
 
     def open_connections(self) -> int:
         """Return how many connections are held."""
-        return self._acceptor.open_connections()
+        plain = self._plain.open_connections() if self._plain is not None else 0
+        return self._acceptor.open_connections() + plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainClients:
+    """What a server is to our own clients, whom it answers at the same port, in frames (`deeplink.rpc.plain`)."""
+
+    node: str  # the name of the server's node, which it proves to have
+    token: str | RunTokens  # what both ends must know
+    methods: Mapping[str, Method] = field(default_factory=dict)  # those that never wait; others are gRPC's own
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    on_refused: Callable[[], None] = lambda: None
 
 
 class BoundServer(NamedTuple):
@@ -179,6 +201,7 @@ def bound_server(
     open_services: Sequence[str] = (),
     refusal: str = "the call carries no valid token",
     farewell: Farewell | None = None,
+    plain: PlainClients | None = None,
 ) -> BoundServer:
     """Return a server bound to `bind` (`host:port`, port 0 for a free one) whose every call needs `token`."""
     _GrpcUse.begin()
@@ -199,15 +222,36 @@ def bound_server(
         maximum_concurrent_rpcs=workers * 4,
     )
     answers = health.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(answers, server)
-    services = [*register(server), health.SERVICE_NAME]
+    recorded = RecordedServices(server)
+    health_pb2_grpc.add_HealthServicer_to_server(answers, recorded)
+    services = [*register(cast("grpc.Server", recorded)), health.SERVICE_NAME]
     for name in ["", *services]:
         answers.set(name, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection([*services, reflection.SERVICE_NAME], server)
     bounds = ConnectionBounds(connections=connections_allowed(connections, each=3))
     without = (*open_to_all, *farewell.replies)
-    acceptor = Acceptor(listener, _private_port(server), is_valid, bounds, SystemClock(), open_to_all=without)
-    return BoundServer(FrontedServer(server, acceptor), listener.getsockname()[1], answers)
+    ours = _plain_server(plain, recorded, farewell) if plain is not None else None
+    take_in = ours.take_in if ours is not None else None
+    target, clock = _private_port(server), SystemClock()
+    acceptor = Acceptor(listener, target, is_valid, bounds, clock, open_to_all=without, plain=take_in)
+    return BoundServer(FrontedServer(server, acceptor, ours), listener.getsockname()[1], answers)
+
+
+def _plain_server(plain: PlainClients, recorded: RecordedServices, farewell: Farewell) -> PlainServer:
+    def replied(token: str, method: str) -> WholeReply | None:
+        reply = farewell.replies.get(method)
+        return WholeReply.of(reply()) if reply is not None and farewell.has_ended(token) else None
+
+    is_valid = accepted(plain.token)
+    terms = PlainTerms(
+        node=plain.node,
+        find_token=named(plain.token),
+        is_valid=only(is_valid) if isinstance(is_valid, str) else is_valid,
+        methods=plain.methods,
+        waiting_methods=recorded.plain_methods(),
+        farewell=replied,
+    )
+    return PlainServer(terms, SystemClock(), limits=plain.limits, on_refused=plain.on_refused)
 
 
 def _private_port(server: grpc.Server) -> int:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import errno
-import logging
 import socket
-from typing import NamedTuple
 
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
-
-log = logging.getLogger(__name__)
 
 
 class ListenError(DeepLinkError):
@@ -37,9 +33,6 @@ class PortBusyError(ListenError):
         )
 
 
-ABOVE = 100
-"""How far the data port lies above the agent's own: no other daemon of ours is usually there."""
-_MOST_PORT = 65_535
 FREE_WAIT_S = 3.0
 """Time for a process that listened there to end."""
 
@@ -94,52 +87,6 @@ def listening_socket(bind: str, backlog: int = 1024) -> socket.socket:
     except OSError as problem:
         raise refused(bind, problem) from problem
     return made
-
-
-def data_listener(bind: str) -> socket.socket:
-    """Return a socket that listens for calls of the data path, for an agent at `bind`; port 0 for any free one.
-
-    It listens `ABOVE` ports above the agent's, so that a firewall can know it; on any free one if that is taken.
-    """
-    host, _, port = bind.rpartition(":")
-    wanted = _data_port(int(port))
-    try:
-        return listening_socket(f"{host}:{wanted}")
-    except PortBusyError:
-        if not wanted:
-            raise
-    made = listening_socket(f"{host}:0")
-    said = "port %d is in use: samples are served on port %d, which a firewall must let in"
-    log.warning(said, wanted, made.getsockname()[1])
-    return made
-
-
-def _data_port(own: int) -> int:
-    if not own:
-        return 0
-    return own + ABOVE if own + ABOVE <= _MOST_PORT else own - ABOVE
-
-
-class Listeners(NamedTuple):
-    """The sockets of an agent: for control, and for samples. They are opened in this order."""
-
-    own: socket.socket
-    data: socket.socket
-
-    @classmethod
-    def at(cls, bind: str) -> Listeners:
-        """Return sockets that listen at `host:port` and next to it."""
-        own = listening_socket(bind)
-        try:
-            return cls(own, data_listener(bind))
-        except BaseException:
-            own.close()
-            raise
-
-    def close(self) -> None:
-        """Close both here."""
-        self.own.close()
-        self.data.close()
 
 
 def free_again(bind: str, port: int, clock: Clock | None = None) -> str:

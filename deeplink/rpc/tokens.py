@@ -124,6 +124,19 @@ def token_file_of(secret_file: Path, attempt: Attempt) -> Path:
     return path
 
 
+def name_of(token: str) -> str:
+    """Return what may be said openly of a token: the attempt that it is of; empty where it is of none.
+
+    >>> name_of("7.0.2:x"), name_of("x:y")
+    ('7.0.2', '')
+    """
+    name = token.partition(":")[0]
+    try:
+        return str(Attempt.parse(name)) if name != token else ""
+    except AttemptFormatError:
+        return ""
+
+
 class RunTokens:
     """The tokens that an agent of a run accepts and shows. Thread-safe."""
 
@@ -159,6 +172,13 @@ class RunTokens:
                 self._leave(attempt, token)
             return attempt == self._newest
 
+    def named(self, name: str) -> str:
+        """Return the token of the attempt of this name; empty where it is no attempt's."""
+        try:
+            return token_of(self._secret, Attempt.parse(name))
+        except AttemptFormatError:
+            return ""
+
     def has_ended(self, token: str) -> bool:
         """Return whether this is the token of an attempt that a newer one has followed."""
         attempt, newest = self._attempt_of(token), self._newest
@@ -192,3 +212,8 @@ def shown(token: str | RunTokens) -> str:
 def accepted(token: str | RunTokens) -> str | Callable[[str], bool]:
     """Return what a server takes: this token, or what tells of one whether it is valid."""
     return token if isinstance(token, str) else token.is_valid
+
+
+def named(token: str | RunTokens) -> Callable[[str], str]:
+    """Return what finds the token that a peer named (`name_of`); empty where there is none."""
+    return (lambda _name: token) if isinstance(token, str) else token.named

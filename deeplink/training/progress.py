@@ -20,7 +20,7 @@ from deeplink.core import process_metrics
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import Attempt, FencedError
-from deeplink.rpc.forksafe import PlainCallError, PlainConnection
+from deeplink.rpc.plain import PlainCallError, PlainConnection
 from deeplink.scheduler.node.rank_processes import ASKING, answer_file, catches
 from deeplink.v1 import common_pb2, node_pb2
 

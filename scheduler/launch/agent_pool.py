@@ -192,7 +192,7 @@ class AgentPool:
             # All else was settled for the whole run: which network, which cards, what fails together.
             address = f"{old.facts.address.rpartition(':')[0]}:{new.address.rpartition(':')[2]}"
             old.close()
-            same = {"token_file": new.token_file, "pid": new.pid, "data_port": new.data_port}
+            same = {"token_file": new.token_file, "pid": new.pid}
             self._admit(replace(old.facts, address=address, **same))  # type: ignore[arg-type] # NodeFacts' own
             again = self._nodes[new.name]
             # That it is there answers nothing: it may be on another boot, with nothing left of what ran before.

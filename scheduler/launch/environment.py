@@ -49,7 +49,6 @@ class NodeFacts:
     interface: str = ""  # network interface that carries `address`
     pid: int = 0  # process id of the agent on its node
     weight: int = 1  # how large a share of the shards the node is to hold
-    data_port: int = 0  # where the agent serves samples besides; 0 for nowhere
     links: tuple[InterfaceAddress, ...] = ()  # the node's interfaces, until it is settled which are used
     routes: tuple[Route, ...] = ()  # where its routes lead, until then
     hcas: str = ""  # the InfiniBand cards that NCCL is to use, as NCCL_IB_HCA has it; empty where nobody knows

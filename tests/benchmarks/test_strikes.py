@@ -84,7 +84,7 @@ def test_what_was_left_out_has_no_incident() -> None:
     assert complaints([dataclasses.replace(STRUCK, missed="all was not well")], []) == []
 
 
-HICCUPS = {"disk-full", "disk-readonly", "slow-rank", "node-drained", "data-cut", "folder-squatted"}
+HICCUPS = {"disk-full", "disk-readonly", "slow-rank", "node-drained", "folder-squatted"}
 
 
 @pytest.mark.parametrize("fault", sorted(KINDRED))

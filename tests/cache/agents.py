@@ -12,17 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.cache.pack.packing_service import PackingServicer
-from deeplink.cache.serve.server import CacheServicer, data_server, register
+from deeplink.cache.serve.server import CacheServicer, plain_clients, register
 from deeplink.cache.store.store import Store
-from deeplink.core.clock import SystemClock
 from deeplink.core.config import Config
 from deeplink.core.types import Member, NodeName, format_members
 from deeplink.rpc import channel, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from deeplink.rpc.forksafe.serving import PlainServer
 
 
 def small_files(count: int = 60, *, seed: int = 0) -> dict[str, bytes]:
@@ -69,7 +66,6 @@ class Agents:
     token: str = field(default_factory=tokens.new_token)
     stores: dict[NodeName, Store] = field(default_factory=dict)
     servers: dict[NodeName, channel.BoundServer] = field(default_factory=dict)
-    data_servers: dict[NodeName, PlainServer] = field(default_factory=dict)
     members: tuple[Member, ...] = ()
 
     @property
@@ -86,22 +82,20 @@ class Agents:
         store = self.stores.setdefault(node, Store(self.root / name))
         serving, packing = CacheServicer(store, node), PackingServicer(store, node, self.token)
         calls = {**serving.calls, **packing.calls}
-        bound = channel.bound_server(f"127.0.0.1:{port}", self.token, partial(register, calls=calls))
+        plain, bind = plain_clients(serving, self.token), f"127.0.0.1:{port}"
+        bound = channel.bound_server(bind, self.token, partial(register, calls=calls), plain=plain)
         bound.server.start()
         self.servers[node] = bound
-        data = self.data_servers[node] = data_server(serving, "127.0.0.1:0", self.token, SystemClock())
-        data.start()
         member = Member(node, f"127.0.0.1:{bound.port}")
         self.members = (*(other for other in self.members if other.name != node), member)
         return member
 
     def stop(self, name: str) -> None:
         """Stop one member: its port refuses from now on."""
-        self.data_servers.pop(NodeName(name)).stop()
         self.servers.pop(NodeName(name)).server.stop(None).wait()
 
     def restart(self, member: Member) -> None:
-        """Stop a member, and start it again at the port it had; its data port is another one."""
+        """Stop a member, and start it again at the port it had."""
         self.stop(member.name)
         self.start(member.name, port=int(member.address.rpartition(":")[2]))
 

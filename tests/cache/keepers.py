@@ -57,7 +57,7 @@ class Keepers:
         store = Store(self.root / name)
         config = self.config(**{"node": name, "state": self.root / "state", **settings})
         keeper = Keeper(NodeName(name), store, self.token, config, clock=SystemClock(), pace=self.pace)
-        server = channel.bound_server("127.0.0.1:0", self.token, keeper.register)
+        server = channel.bound_server("127.0.0.1:0", self.token, keeper.register, plain=keeper.plain_clients())
         server.server.start()
         keeper.start()
         kept = Kept(Member(NodeName(name), f"127.0.0.1:{server.port}"), store, keeper, server)

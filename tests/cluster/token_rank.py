@@ -15,7 +15,7 @@ import deeplink
 from deeplink.core.clock import SystemClock
 from deeplink.core.digest_file import read_members
 from deeplink.core.types import Attempt
-from deeplink.rpc.forksafe import PlainConnection, PlainRefusedError
+from deeplink.rpc.plain import PlainConnection, PlainRefusedError
 
 CALL_S, LIMIT_S = 20.0, 120.0
 FAILS = 3

@@ -111,11 +111,6 @@ class Node:
     said: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def ports(self) -> tuple[int, ...]:
-        """Where it serves: its own port, and that for samples."""
-        return (self.port, int(self.said["data_port"]))
-
-    @property
     def store(self) -> Store:
         """Its store."""
         return Store(self.root / self.name)

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow]
 @pytest.fixture
 def between(nodes: Nodes) -> Iterator[Proxy]:
     """What lies between the reader and n0."""
-    with proxy(nodes[0].ports) as made:
+    with proxy([nodes[0].port]) as made:
         yield made
 
 

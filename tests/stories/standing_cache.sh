@@ -9,7 +9,7 @@ AGENT
 chmod +x standing/agent.sh
 srun -N3 -w n0,n1,n2 --overlap --ntasks-per-node=1 standing/agent.sh >standing/log 2>&1 &
 trap 'kill %1; wait' EXIT
-until [ "$(grep -c '"data_port"' standing/log)" = 3 ]; do sleep 0.2; done
+until [ "$(grep -c '"address"' standing/log)" = 3 ]; do sleep 0.2; done
 members=
 for node in n0 n1 n2; do
     members=$members,$node=$(getent hosts $node | awk '{print $1; exit}'):7411

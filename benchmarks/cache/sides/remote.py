@@ -65,8 +65,7 @@ class Ours(Remote):
                 token_file=packed / "token",
             ),
         )
-        for _ in range(10):  # the data port is connected to in passing
-            self.reader.batch([0])
+        self.reader.batch([0])  # it connects when it first reads
 
     @override
     def read(self, wanted: Sequence[Sequence[int]]) -> Batches:

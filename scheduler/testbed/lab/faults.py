@@ -235,12 +235,6 @@ def _agents_silent(scene: Scene) -> FaultPlan:
     return _unanswered(ports)
 
 
-def _data_cut(scene: Scene) -> FaultPlan:
-    if not scene.data_ports:
-        raise no_target("data-cut", scene.target, "no node agent serves samples")
-    return _unanswered([(scene.target, port) for port in scene.data_ports])
-
-
 def _unanswered(ports: Sequence[tuple[str, int]]) -> FaultPlan:
     # Answers vanish on their way out, as in a filter somebody set wrongly: no one hears a refusal.
     def rules(what: str) -> tuple[FaultStep, ...]:
@@ -402,13 +396,6 @@ _FAULTS = (
         like="a filter drops what all node agents send: all are silent at once, and no node is at fault",
         undone="the filter is gone",
         plan=_agents_silent,
-    ),
-    Fault(
-        name="data-cut",
-        target=FaultTarget.NODE,
-        like="a filter drops what a node's data ports send: its agents and slurmd are heard, its samples are not",
-        undone="the filter is gone",
-        plan=_data_cut,
     ),
     Fault(
         name="storage-frozen",

@@ -259,8 +259,7 @@ class Laboratory:
         if fault.target in _ON_RUNNING:
             number = sandbox.hardware.daemon(target, processes.table())
             daemon = ProcessId.of(number) if number else None
-            watchdogs, ports = looking.watchdogs_on(sandbox, target), looking.data_ports_on(sandbox, target)
-            return replace(scene, daemon=daemon, watchdogs=watchdogs, data_ports=ports)
+            return replace(scene, daemon=daemon, watchdogs=looking.watchdogs_on(sandbox, target))
         return scene
 
     def _torn(self, folder: Path) -> tuple[str, str] | None:

@@ -53,7 +53,6 @@ class Scene:
     watchdogs: tuple[tuple[ProcessId, Started], ...] = ()  # those on the target, each with how it was started
     # the ports on which node agents listen, by machine
     agents: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    data_ports: tuple[int, ...] = ()  # those of them on the target at which samples are served
     torn: tuple[str, str] | None = None  # the file to tear, and where the whole one is to be kept
     mode: str | None = None  # of the folder, octal; None where it holds no checkpoint
     rank: int | None = None  # which rank was asked for; None for the first one there
@@ -147,16 +146,8 @@ def _target(handle: Path) -> str:
 
 def agents_on(sandbox: Sandbox, machine: str) -> tuple[int, ...]:
     """Return the ports of the node agents on a machine."""
-    return tuple(sorted({port for ports in _agents(sandbox, machine) for port in ports}))
-
-
-def data_ports_on(sandbox: Sandbox, machine: str) -> tuple[int, ...]:
-    """Return the ports at which a machine's node agents serve samples: of each the second (`Listeners.at`)."""
-    return tuple(sorted({port for ports in _agents(sandbox, machine) for port in ports[1:2]}))
-
-
-def _agents(sandbox: Sandbox, machine: str) -> list[tuple[int, ...]]:
-    return [ports_of(who.pid) for who in processes_on(sandbox, machine) if is_verb(arguments(who.pid), "node")]
+    agents = [who.pid for who in processes_on(sandbox, machine) if is_verb(arguments(who.pid), "node")]
+    return tuple(sorted({port for pid in agents for port in ports_of(pid)}))
 
 
 def watchdogs_on(sandbox: Sandbox, machine: str) -> tuple[tuple[ProcessId, Started], ...]:

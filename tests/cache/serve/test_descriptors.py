@@ -17,8 +17,8 @@ from deeplink.cache.transfer import frames
 from deeplink.cache.transfer.frames import Places
 from deeplink.cache.transfer.transport import PlainTransport
 from deeplink.core.clock import SystemClock
-from deeplink.core.types import Member, NodeName
-from deeplink.rpc.forksafe import CallRefusedError
+from deeplink.core.types import NodeName
+from deeplink.rpc.plain import CallRefusedError
 from tests.cache.format.test_shard import PAYLOADS, write
 
 if TYPE_CHECKING:
@@ -29,17 +29,14 @@ if TYPE_CHECKING:
 N0 = NodeName("n0")
 
 
-@pytest.mark.parametrize("port", ["agent", "data"])
 def test_a_member_without_descriptors_is_busy_and_its_shard_stays(
-    tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch, port: str
+    tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sealed = write(tmp_path / "draft", PAYLOADS)
     agents.stores[N0].adopt(tmp_path / "draft", sealed.id)
     extents = np.array([(0, n, 0, len(payload)) for n, payload in enumerate(PAYLOADS)], frames.EXTENT)
     request = frames.ExtentsRequest(0, [sealed.id], extents)
     member = agents.members[0]
-    if port == "data":
-        member = Member(N0, f"127.0.0.1:{agents.data_servers[N0].port}")
     transport = PlainTransport(agents.token, SystemClock())
 
     def asked() -> list[int]:

@@ -18,7 +18,7 @@ from deeplink.cache.transfer.frames import Places
 from deeplink.cache.transfer.transport import PlainTransport
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Member, NodeName, ShardId
-from deeplink.rpc.forksafe import framing
+from deeplink.rpc.plain import framing
 from tests.cache.format.test_shard import PAYLOADS, write
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_a_member_that_only_greets_has_not_begun_to_answer(
         pending = transport.start(greeting, request_of_all, 20.0, places[0])
         accepted, _ = server.accept()
         with accepted:
-            accepted.sendall(framing.settings({}))
+            accepted.sendall(framing.HEAD.pack(framing.FrameKind.CHALLENGE, 0, 0, 70, 0))  # and no more
             good = transport.start(agents.members[0], request_of_all, 20.0, places[1])
             assert transport.answering([pending], 0.05) == []
             assert transport.answering([pending, good], 20.0) == [1]

@@ -18,7 +18,7 @@ import pytest
 
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Attempt
-from deeplink.rpc.forksafe import PlainConnection, PlainRefusedError, PlainSilentError
+from deeplink.rpc.plain import PlainConnection, PlainRefusedError, PlainSilentError
 from deeplink.rpc.tokens import read_token, token_of
 from deeplink.v1 import common_pb2, keep_pb2, node_pb2
 from tests.waiting import LIMIT_S, until
@@ -47,8 +47,8 @@ class Agent:
         return said
 
     @property
-    def ports(self) -> tuple[int, int]:
-        return int(self.said["address"].rpartition(":")[2]), self.said["data_port"]
+    def port(self) -> int:
+        return int(self.said["address"].rpartition(":")[2])
 
     def child(self) -> int:
         """Return the process that serves."""
@@ -93,9 +93,9 @@ def test_the_ports_of_a_killed_agent_are_nobody_elses_and_it_is_there_again(agen
         child = agent.child()
         os.kill(child, signal.SIGKILL)
         until(partial(_is_gone, child), LIMIT_S)
-        assert all(taken(port) for port in agent.ports)
+        assert taken(agent.port)
         assert agent.announced()["address"] == agent.said["address"]
-        assert all(taken(port) for port in agent.ports)
+        assert taken(agent.port)
         until(agent.answers, LIMIT_S)
 
 
@@ -105,7 +105,7 @@ def test_it_ends_in_order_and_leaves_nothing(agent: Agent) -> None:
     agent.process.terminate()
     assert agent.process.wait(LIMIT_S) == 0
     assert not folder.exists()
-    assert not any(taken(port) for port in agent.ports)
+    assert not taken(agent.port)
 
 
 def test_nothing_serves_without_the_process_that_keeps_the_sockets(agent: Agent) -> None:
@@ -113,7 +113,7 @@ def test_nothing_serves_without_the_process_that_keeps_the_sockets(agent: Agent)
     agent.process.kill()
     agent.process.wait(LIMIT_S)
     until(partial(_is_gone, child), LIMIT_S)
-    until(lambda: not any(taken(port) for port in agent.ports), LIMIT_S)
+    until(lambda: not taken(agent.port), LIMIT_S)
 
 
 def test_an_agent_that_is_killed_again_and_again_is_given_up(agent: Agent) -> None:
@@ -125,14 +125,11 @@ def test_an_agent_that_is_killed_again_and_again_is_given_up(agent: Agent) -> No
 
 
 def refuses(agent: Agent, token: str) -> bool:
-    """Whether the agent's two ports refuse a token."""
-    host = agent.said["address"].rpartition(":")[0]
-    data = f"{host}:{agent.said['data_port']}"
+    """Whether the agent refuses a token, whatever it is asked."""
     found = []
-    health, read = (agent.said["address"], "/grpc.health.v1.Health/Check"), (data, "/deeplink.v1.Cache/Read")
-    for address, method in (health, read):
+    for method in ("/grpc.health.v1.Health/Check", "/deeplink.v1.Cache/Read"):
         try:
-            with PlainConnection(address, token, SystemClock()) as connection:
+            with PlainConnection(agent.said["address"], token, SystemClock()) as connection:
                 connection.send(method, b"", SystemClock().monotonic() + LIMIT_S)
                 list(connection.replies())
         except PlainRefusedError:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from deeplink.core.clock import SystemClock
-from deeplink.rpc.forksafe import PlainConnection, PlainSilentError
+from deeplink.rpc.plain import PlainConnection, PlainSilentError
 from deeplink.rpc.tokens import new_token, write_token
 from tests.deeplink.agent.test_agent_sockets import taken
 from tests.processes import children
@@ -57,8 +57,8 @@ class Service:
         return data.decode(), int.from_bytes(credentials[:4], sys.byteorder)
 
     @property
-    def ports(self) -> tuple[int, int]:
-        return int(self.said["address"].rpartition(":")[2]), self.said["data_port"]
+    def port(self) -> int:
+        return int(self.said["address"].rpartition(":")[2])
 
     def child(self) -> int:
         """Return the process that serves."""
@@ -91,7 +91,7 @@ def test_the_ports_of_a_killed_standing_agent_are_nobody_elses_and_it_is_there_a
         child = service.child()
         os.kill(child, signal.SIGKILL)
         until(partial(_has_another_child, service, child), LIMIT_S)
-        assert all(taken(port) for port in service.ports)
+        assert taken(service.port)
         assert service.announced()["address"] == service.said["address"]
         assert service.notified() == ("READY=1", main)
         until(service.answers, LIMIT_S)
@@ -103,17 +103,17 @@ def test_systemd_ends_it_in_order(service: Service) -> None:
         os.kill(pid, signal.SIGTERM)
     assert service.notified() == ("STOPPING=1", service.process.pid)
     assert service.process.wait(LIMIT_S) == 0
-    assert not any(taken(port) for port in service.ports)
+    assert not taken(service.port)
 
 
 def test_nothing_serves_without_the_process_that_systemd_started(service: Service) -> None:
     service.process.kill()
     service.process.wait(LIMIT_S)
-    until(lambda: not any(taken(port) for port in service.ports), LIMIT_S)
+    until(lambda: not taken(service.port), LIMIT_S)
 
 
 def _has_another_child(service: Service, than: int) -> bool:
-    assert all(taken(port) for port in service.ports), "not for a moment"
+    assert taken(service.port), "not for a moment"
     try:
         return service.child() != than
     except ValueError:

@@ -69,7 +69,8 @@ class Nodes:
         def register(server: grpc.Server) -> list[str]:
             return [checkpoint_replicas.served(settings, server, bulletin.learn, SystemClock())]
 
-        server = channel.bound_server("127.0.0.1:0", self.token, register)
+        plain = channel.PlainClients(node=node, token=self.token)
+        server = channel.bound_server("127.0.0.1:0", self.token, register, plain=plain)
         server.server.start()
         self.servers[node] = server
 

@@ -29,7 +29,7 @@ from deeplink.checkpoints.multirank_save import Board, SaveGroup
 from deeplink.core.config import Config
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import Attempt
-from deeplink.rpc.forksafe import PlainSilentError
+from deeplink.rpc.plain import PlainSilentError
 from deeplink.v1 import keep_pb2
 from tests.deeplink.checkpoints.nodes import Nodes
 

@@ -9,18 +9,14 @@ import sys
 import textwrap
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc
 import pytest
-from grpc_health.v1 import health, health_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.agent import checkpoint_replicas
 from deeplink.checkpoints import CheckpointError, Checkpoints
 from deeplink.checkpoints.agents import JobAgents
 from deeplink.checkpoints.fencing import (
@@ -36,13 +32,12 @@ from deeplink.checkpoints.fencing import (
     witnesses_of,
 )
 from deeplink.core.clock import ManualClock, SystemClock
-from deeplink.core.config import Config
-from deeplink.core.types import Attempt, FencedError, JobId, Member, NodeName
-from deeplink.rpc.forksafe import PlainBusyError, PlainCallError
+from deeplink.core.types import Attempt, FencedError, JobId, NodeName
+from deeplink.rpc.plain import PlainBusyError, PlainCallError, serving
 from deeplink.scheduler.slurm.client import JobVanishedError
 from deeplink.scheduler.slurm.parse import JobRow
 from deeplink.scheduler.slurm.states import JobState
-from tests.deeplink.checkpoints.nodes import Nodes, Settings
+from tests.deeplink.checkpoints.nodes import Nodes
 from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
@@ -267,22 +262,16 @@ def test_another_nodes_agent_says_who_has_taken_over_without_shared_storage(node
 
 
 @pytest.mark.parametrize("knows_of_checkpoints", [True, False])
-def test_an_agent_that_has_too_much_to_do_has_answered(nodes: Nodes, *, knows_of_checkpoints: bool) -> None:
+def test_an_agent_that_has_too_much_to_do_has_answered(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, *, knows_of_checkpoints: bool
+) -> None:
     _, agents = rank_of(nodes, "n0", ["n0", "n1"])
-    server = grpc.server(ThreadPoolExecutor(1), maximum_concurrent_rpcs=0)
-    settings = Settings(NodeName("n1"), nodes.token, nodes.store("n1"), Config())
-    checkpoint_replicas.served(settings, server, lambda attempt: attempt, SystemClock())
-    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    busy = Member(NodeName("n1"), f"127.0.0.1:{port}", 1, "")
+    monkeypatch.setattr(serving, "_QUEUED", 0)  # not one call
+    busy = nodes.members("n1")[0]
     witness = AgentsWitness([busy], nodes.root / "token", SystemClock(), agents if knows_of_checkpoints else None)
-    try:
-        with pytest.raises(PlainBusyError):
-            agents.hold(busy.address)
-        assert witness.ask() == ""
-    finally:
-        server.stop(None).wait(5)
+    with pytest.raises(PlainBusyError):
+        agents.hold(busy.address)
+    assert witness.ask() == ""
 
 
 @dataclass

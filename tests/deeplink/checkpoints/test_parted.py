@@ -20,7 +20,7 @@ from deeplink.checkpoints.multirank_save import Board, SaveGroup
 from deeplink.checkpoints.saving import Saver
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import Attempt
-from deeplink.rpc.forksafe import PlainSilentError
+from deeplink.rpc.plain import PlainSilentError
 from tests.deeplink.checkpoints.nodes import Nodes
 from tests.deeplink.checkpoints.test_multirank_save import Model, distributed, leave
 from tests.waiting import LIMIT_S, until

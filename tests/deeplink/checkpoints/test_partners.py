@@ -589,7 +589,8 @@ def test_agents_that_know_nothing_of_checkpoints_are_done_without(
     nodes: Nodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes.stop("n0")
-    server = channel.bound_server("127.0.0.1:0", nodes.token, lambda _server: [])
+    plain = channel.PlainClients(node="n0", token=nodes.token)
+    server = channel.bound_server("127.0.0.1:0", nodes.token, lambda _server: [], plain=plain)
     server.server.start()
     nodes.servers["n0"] = server
     checkpoints = begun(nodes, FIRST, "n0", ["n0"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,8 @@ from deeplink.checkpoints.multirank_save import FOLDER, Board, Exchange, SaveGro
 from deeplink.core import plainpickle
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Attempt
+from deeplink.rpc.channel import PlainClients, bound_server
+from deeplink.rpc.plain import PlainRefusedError
 from deeplink.v1 import keep_pb2, saving_pb2
 from tests.deeplink.checkpoints.nodes import Nodes
 from tests.pickled import running, unpickled
@@ -61,8 +62,8 @@ def board(nodes: Nodes, rank: int, *, at: str = "") -> Board:
     )
 
 
-def liar(words: bytes) -> grpc.GenericRpcHandler:
-    """Return what knows no token, takes any, and has an answer to everything."""
+def liar(words: bytes) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """Return what has an answer to everything."""
 
     def hear(request: Any, _context: Any) -> Any:
         return keep_pb2.HearReply(spoke=[0, 1], words=[words] * len(request.ranks))
@@ -77,25 +78,30 @@ def liar(words: bytes) -> grpc.GenericRpcHandler:
             hear, keep_pb2.HearRequest.FromString, keep_pb2.HearReply.SerializeToString
         ),
     }
-    return grpc.method_handlers_generic_handler("deeplink.v1.Keep", methods)
+    return methods
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_code_in_the_answer_of_a_server_that_does_not_know_the_token_does_not_run(
-    nodes: Nodes, mark: Path, rank: int
+@pytest.mark.parametrize("knows_token", [True, False])
+def test_code_in_the_answer_of_a_server_that_lies_does_not_run(
+    nodes: Nodes, mark: Path, rank: int, *, knows_token: bool
 ) -> None:
-    server = grpc.server(ThreadPoolExecutor(2))
-    server.add_generic_rpc_handlers((liar(running(mark)),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
+    token = nodes.token if knows_token else "another"
+
+    def register(server: grpc.Server) -> list[str]:
+        server.add_registered_method_handlers("deeplink.v1.Keep", liar(running(mark)))
+        return []
+
+    server = bound_server("127.0.0.1:0", token, register, plain=PlainClients(node="n0", token=token))
+    server.server.start()
+    refusal = (
+        pytest.raises(CheckpointError, match="is not usable") if knows_token else pytest.raises(PlainRefusedError)
+    )
     try:
-        with (
-            pytest.raises(CheckpointError, match="is not usable"),
-            board(nodes, rank, at=f"127.0.0.1:{port}") as met,
-        ):
+        with refusal, board(nodes, rank, at=f"127.0.0.1:{server.port}") as met:
             sharded.write(STATE, met)
     finally:
-        server.stop(None).wait(10)
+        server.server.stop(None).wait(10)
     assert not mark.exists()
 
 

@@ -14,14 +14,15 @@ import pytest
 from deeplink.core.admission import ConnectionBounds
 from deeplink.core.clock import SystemClock
 from deeplink.rpc.acceptor import Acceptor
-from deeplink.rpc.forksafe import framing
-from deeplink.rpc.forksafe.framing import FrameType, frame, request_head
+from deeplink.rpc.http2 import PREFACE, FrameType
 from deeplink.rpc.listeners import listening_socket
+from tests.deeplink.rpc.http2_frames import PING as PING_KIND
+from tests.deeplink.rpc.http2_frames import SETTINGS, frame, request_head
 from tests.waiting import LIMIT_S, until
 
 TOKEN = "secret"  # noqa: S105 - of a server that lives as long as its test
-HELLO = framing.PREFACE + framing.settings({})
-PING = frame(FrameType.PING, 0, 0, b"are you?")
+HELLO = PREFACE + frame(SETTINGS, 0, 0)
+PING = frame(PING_KIND, 0, 0, b"are you?")
 
 
 def call(token: str = TOKEN, stream: int = 1) -> bytes:

@@ -14,11 +14,12 @@ from deeplink.cache.errors import MemberError, MemberSilentError
 from deeplink.cache.transfer.client import MemberClient
 from deeplink.core.admission import STRANGERS
 from deeplink.core.types import Member, NodeName
+from deeplink.rpc import http2
 from deeplink.rpc.channel import StrangerError, agent_channel, bound_server
-from deeplink.rpc.forksafe import framing
-from deeplink.rpc.forksafe.framing import FrameType, frame
+from deeplink.rpc.http2 import FrameType
 from deeplink.rpc.tokens import new_token
 from deeplink.v1 import node_pb2, node_pb2_grpc
+from tests.deeplink.rpc.http2_frames import SETTINGS, frame
 from tests.waiting import LIMIT_S
 
 
@@ -30,7 +31,7 @@ def nobody_is_known() -> None:
 def head(*fields: tuple[bytes, bytes], ends: bool = False) -> bytes:
     """A header block of literals (RFC 7541)."""
     block = b"".join(b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in fields)
-    return frame(FrameType.HEADERS, framing.END_HEADERS | (framing.END_STREAM if ends else 0), 1, block)
+    return frame(FrameType.HEADERS, http2.END_HEADERS | (http2.END_STREAM if ends else 0), 1, block)
 
 
 GRPC = ((b":status", b"200"), (b"content-type", b"application/grpc"))
@@ -66,7 +67,7 @@ def answering(answer: bytes) -> Iterator[tuple[str, list[str]]]:
     def serve(peer: socket.socket) -> None:
         with peer, contextlib.suppress(OSError):
             peer.settimeout(LIMIT_S)
-            peer.sendall(framing.settings({}))
+            peer.sendall(frame(SETTINGS, 0, 0))
             came = b""
             while b"token-" not in came and (more := peer.recv(4096)):
                 came += more

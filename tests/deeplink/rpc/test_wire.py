@@ -17,11 +17,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from typing_extensions import override
 
 from deeplink.rpc import channel as wire
+from deeplink.rpc import http2
 from deeplink.rpc.channel import BoundServer, bound_server, open_channel
-from deeplink.rpc.forksafe import framing
-from deeplink.rpc.forksafe.framing import HeaderReader, request_head
+from deeplink.rpc.http2 import FrameType, HeaderReader
 from deeplink.rpc.tokens import new_token
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
+from tests.deeplink.rpc import http2_frames
+from tests.deeplink.rpc.http2_frames import SETTINGS, frame, request_head
 from tests.waiting import LIMIT_S
 
 SERVICE = "deeplink.v1.Watch"
@@ -73,8 +75,8 @@ def test_every_service_refuses_a_call_without_it(served: tuple[BoundServer, str]
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-HELLO = framing.PREFACE + framing.settings({})
-PING = framing.frame(framing.FrameType.PING, 0, 0, b"are you?")
+HELLO = http2.PREFACE + frame(SETTINGS, 0, 0)
+PING = frame(http2_frames.PING, 0, 0, b"are you?")
 
 
 @pytest.mark.slow
@@ -106,9 +108,7 @@ def test_calls_of_strangers_whose_requests_never_come_hold_no_place(open_service
     bound = bound_server("127.0.0.1:0", token, _register, open_services=open_services)
     bound.server.start()
     heads = (request_head("host:1", f"/{SERVICE}/Beat", (("user-agent", "x"),)) for _ in range(16))
-    half = HELLO + b"".join(
-        framing.frame(framing.FrameType.HEADERS, 4, 2 * n + 1, head) for n, head in enumerate(heads)
-    )
+    half = HELLO + b"".join(frame(FrameType.HEADERS, 4, 2 * n + 1, head) for n, head in enumerate(heads))
     try:
         with contextlib.ExitStack() as open_ones:
             for _ in range(5):
@@ -213,7 +213,7 @@ def test_a_call_names_the_host_and_not_the_address_it_was_dialled_at() -> None:
             peer = listener.accept()[0]
             peer.settimeout(60)
             with peer:
-                peer.sendall(framing.settings({}))
+                peer.sendall(frame(SETTINGS, 0, 0))
                 said, heads = b"", HeaderReader()
                 while (fields := _first_head(said, heads)) is None:
                     said += peer.recv(65536)
@@ -222,11 +222,11 @@ def test_a_call_names_the_host_and_not_the_address_it_was_dialled_at() -> None:
 
 
 def _first_head(said: bytes, heads: HeaderReader) -> dict[str, str] | None:
-    at = len(framing.PREFACE)
-    while len(said) >= at + framing.FRAME.size:
-        high, low, kind, _, _ = framing.FRAME.unpack_from(said, at)
-        end = at + framing.FRAME.size + (high << 16) + low
-        if kind == framing.FrameType.HEADERS and len(said) >= end:
-            return dict(heads.read(said[at + framing.FRAME.size : end]))
+    at = len(http2.PREFACE)
+    while len(said) >= at + http2.FRAME.size:
+        high, low, kind, _, _ = http2.FRAME.unpack_from(said, at)
+        end = at + http2.FRAME.size + (high << 16) + low
+        if kind == FrameType.HEADERS and len(said) >= end:
+            return dict(heads.read(said[at + http2.FRAME.size : end]))
         at = end
     return None

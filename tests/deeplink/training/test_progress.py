@@ -17,8 +17,8 @@ import pytest
 from deeplink.core import process_metrics
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Attempt, FencedError, NodeName
-from deeplink.rpc.channel import BoundServer, attempt_to_wire, bound_server, open_channel
-from deeplink.rpc.forksafe import PlainConnection
+from deeplink.rpc.channel import BoundServer, PlainClients, attempt_to_wire, bound_server, open_channel
+from deeplink.rpc.plain import PlainConnection
 from deeplink.rpc.tokens import write_token
 from deeplink.scheduler.node.servicer import NodeServicer, add_to
 from deeplink.training import progress
@@ -50,7 +50,10 @@ class Agent:
     def start(self) -> None:
         self.servicer = NodeServicer(NodeName("n0"), "", node_pb2.StoreStatus)
         self.bound: BoundServer = bound_server(
-            f"127.0.0.1:{self.port}", "secret", lambda server: [add_to(server, self.servicer)]
+            f"127.0.0.1:{self.port}",
+            "secret",
+            lambda server: [add_to(server, self.servicer)],
+            plain=PlainClients(node="n0", token="secret"),  # noqa: S106 - of a server that lives as long as its test
         )
         self.port = self.bound.port
         self.bound.server.start()

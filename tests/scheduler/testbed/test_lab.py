@@ -32,7 +32,7 @@ OF_THE_TABLE = {
     *("node-killed", "node-cut", "rank-stopped", "rank-killed", "rank-exit", "fast-reboot", "slurmd-killed"),
     *("controller-down", "watchdog-killed", "storage-frozen", "agents-silent", "leaf-cut", "checkpoint-torn"),
     *("disk-full", "disk-readonly", "slow-rank"),
-    *("node-drained", "checkpoints-unreadable", "folder-squatted", "data-cut"),
+    *("node-drained", "checkpoints-unreadable", "folder-squatted"),
 }
 WHO = ProcessId(4711, 99)
 FULL = Scene(
@@ -41,7 +41,6 @@ FULL = Scene(
     daemon=ProcessId(77, 1),
     watchdogs=((ProcessId(80, 2), Started(argv=("python", "-m", "deeplink", "watch"), env={"A": "b"})),),
     agents={"n1": (7001,), "n0": (7002, 7003)},
-    data_ports=(7101, 7102),
     torn=("/f/step-0000000020.a1/state", "/kept/state"),
     mode="750",
 )
@@ -79,7 +78,7 @@ def test_a_rank_that_is_not_there_is_no_target(name: str) -> None:
     "name",
     [
         *("slurmd-killed", "controller-down", "controller-frozen", "watchdog-killed", "agents-silent"),
-        *("data-cut", "checkpoint-torn", "checkpoints-unreadable"),
+        *("checkpoint-torn", "checkpoints-unreadable"),
     ],
 )
 def test_what_is_not_there_is_no_target(name: str) -> None:
@@ -121,16 +120,6 @@ def test_agents_fall_silent_by_what_they_send_on_every_port() -> None:
         *(("n0", "add", "7002"), ("n0", "add", "7003"), ("n1", "add", "7001"))
     ]
     assert {step.words[2] for step in plan.undo} == {"del"}
-
-
-def test_samples_alone_are_cut_by_the_data_ports_of_the_target() -> None:
-    plan = FAULTS["data-cut"].plan(FULL)
-    assert [(step.on, step.words[2], step.words[6]) for step in plan.do] == [
-        *(("n3", "add", "7101"), ("n3", "add", "7102"))
-    ]
-    assert [(step.on, step.words[2], step.words[6]) for step in plan.undo] == [
-        *(("n3", "del", "7101"), ("n3", "del", "7102"))
-    ]
 
 
 STANDS = "NodeName=n3 Gres=gpu:2(S:0-3) State={} Partitions=main {}"

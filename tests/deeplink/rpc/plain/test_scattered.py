@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.rpc.forksafe.scattered import IOV_MAX, Scattered
-from deeplink.rpc.forksafe.session import Outbox, OutgoingMessage
+from deeplink.rpc.plain.outgoing import Outbox
+from deeplink.rpc.plain.scattered import IOV_MAX, Scattered, send_places
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,21 +61,14 @@ def test_a_slice_is_that_of_the_bytes(places: list[tuple[int, int]], start: int,
 
 
 @given(st.lists(st.one_of(st.binary(max_size=50), PLACES), max_size=6), st.integers(1, 5000))
-def test_a_message_goes_into_frames_and_comes_whole(
-    parts: list[bytes | list[tuple[int, int]]], frame: int
-) -> None:
+def test_pieces_of_both_kinds_come_whole(parts: list[bytes | list[tuple[int, int]]], step: int) -> None:
     pieces: list[bytes | memoryview | Scattered] = []
     wanted = b""
     for part in parts:
         piece, data = (part, part) if isinstance(part, bytes) else scattered(part)
         pieces.append(piece)
         wanted += data
-    message, framed = OutgoingMessage(pieces, len(wanted)), list[bytes | memoryview | Scattered]()
-    while message.left:
-        framed += [b"|", *message.take(min(frame, message.left))]
-    whole = b"\0" + len(wanted).to_bytes(4, "big") + wanted
-    cut = [whole[at : at + frame] for at in range(0, len(whole), frame)]
-    assert sent(framed) == b"".join(b"|" + part for part in cut)
+    assert sent(pieces, step) == wanted
 
 
 def test_more_places_than_one_call_takes_and_a_slow_reader() -> None:
@@ -94,7 +87,7 @@ def test_one_call_is_made_at_a_time() -> None:
         while box.left:
             assert box.send(ours, 0)
             lefts.append(box.left)
-    assert lefts == [312, 12, 0]
+    assert lefts == [0]  # what stands before and behind goes in the same call
 
 
 def test_memory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
@@ -108,11 +101,11 @@ def test_memory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with ours, theirs:
         lost = Scattered(np.array([base]), np.array([10]), [view])
         with pytest.raises(OSError) as problem:  # noqa: PT011 - the code is looked at
-            lost.send(ours.fileno(), 0)
+            send_places(ours.fileno(), lost.pairs, 0)
         assert problem.value.errno == errno.EFAULT
         theirs.close()
         with pytest.raises(BrokenPipeError):
-            scattered([(0, 10)])[0].send(ours.fileno(), 0)
+            send_places(ours.fileno(), scattered([(0, 10)])[0].pairs, 0)
 
 
 def test_a_signal_does_not_end_the_sending() -> None:
@@ -133,7 +126,7 @@ def test_a_signal_does_not_end_the_sending() -> None:
         before = signal.signal(signal.SIGALRM, drain)
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
-            assert scattered([(0, 300)])[0].send(ours.fileno(), 0) == 300
+            assert send_places(ours.fileno(), scattered([(0, 300)])[0].pairs, 0) == 300
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)

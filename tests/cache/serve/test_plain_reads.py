@@ -1,10 +1,11 @@
-"""Reads through the members' data ports: found in passing, done without where they cannot be had."""
+"""Reads by our own clients, and by any of gRPC, from real agents."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,16 +14,15 @@ import pytest
 from deeplink.cache.errors import MemberError
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
-from deeplink.cache.serve import server
-from deeplink.cache.serve.server import CacheServicer, data_server
+from deeplink.cache.serve.server import CacheServicer, plain_clients, register
 from deeplink.cache.transfer import frames
 from deeplink.cache.transfer.frames import Places
-from deeplink.cache.transfer.transport import PROTOCOL, PlainTransport
+from deeplink.cache.transfer.transport import PlainTransport
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Member, NodeName, ShardId, format_members
-from deeplink.rpc.forksafe.serving import ServerLimits
-from deeplink.rpc.listeners import ABOVE
-from deeplink.v1 import cache_pb2
+from deeplink.rpc.channel import bound_server, open_channel
+from deeplink.rpc.plain.serving import ServerLimits
+from deeplink.v1 import cache_pb2, cache_pb2_grpc
 from tests.cache.format.test_shard import PAYLOADS, write
 from tests.cache.test_reader import read_all
 
@@ -57,14 +57,14 @@ def sealed(tmp_path: Path, agents: Agents) -> SealedShard:
 
 @pytest.fixture
 def data(agents: Agents) -> Iterator[PlainTransport]:
-    """A transport; with `data_member` it asks the data port of n0."""
+    """What asks members for extents."""
     made = PlainTransport(agents.token, SystemClock())
     yield made
     made.close()
 
 
 def data_member(agents: Agents) -> Member:
-    return Member(N0, f"127.0.0.1:{agents.data_servers[N0].port}")
+    return next(member for member in agents.members if member.name == N0)
 
 
 def asked(
@@ -83,7 +83,7 @@ def asked(
 
 
 def connections(agents: Agents) -> int:
-    return sum(one.open_connections() for one in agents.data_servers.values())
+    return sum(one.server.open_connections() for one in agents.servers.values())
 
 
 def test_extents_come_in_order_and_merged_where_they_lie_together(
@@ -169,60 +169,43 @@ def test_an_unverified_shard_is_sent_all_the_same(
     assert asked(data, data_member(agents), [sealed.id], extents) == [(0, payload) for payload in PAYLOADS]
 
 
-def test_readers_find_the_data_ports_by_themselves(
+def test_a_reader_keeps_one_connection_to_each_member(
     agents: Agents, spread: Config, files: dict[str, bytes]
 ) -> None:
     with Reader.open("digits", config=spread) as reader:
         assert read_all(reader) == files
-        assert connections(agents) == 3
         assert read_all(reader, seed=1) == files
+        assert connections(agents) == 3
         assert reader.stats().failures == 0
         assert reader.stats().requests >= 6
 
 
-def test_members_that_came_back_with_other_data_ports_are_read_on(
-    agents: Agents, spread: Config, files: dict[str, bytes]
-) -> None:
+def test_members_that_came_back_are_read_on(agents: Agents, spread: Config, files: dict[str, bytes]) -> None:
     with Reader.open("digits", config=spread) as reader:
         assert read_all(reader) == files
         for member in agents.members:
             agents.restart(member)
             assert read_all(reader, seed=2) == files
-        for seed in range(3, 13):  # one that was passed over as it came back is tried again a little later
-            if connections(agents) < 3:
-                assert read_all(reader, seed=seed) == files
         assert reader.stats().failures == 0
-        assert connections(agents) == 3
 
 
-def test_where_no_data_port_can_be_reached_the_agents_own_port_serves(
-    agents: Agents, spread: Config, files: dict[str, bytes], caplog: pytest.LogCaptureFixture
+def test_the_agent_of_another_node_is_not_taken_for_the_member(
+    agents: Agents, data: PlainTransport, sealed: SealedShard
 ) -> None:
-    for one in agents.data_servers.values():
-        one.stop()
-    with Reader.open("digits", config=spread) as reader:
-        assert read_all(reader) == files
-        assert read_all(reader, seed=1) == files
-        assert (reader.stats().failures, reader.stats().peer_samples) == (0, 2 * len(files))
-    said = [record for record in caplog.records if "the agent's own port serves" in record.getMessage()]
-    assert len(said) == 3  # once for each
+    """It may pass on what it hears: the proof holds for the node that makes it."""
+    other = Member(NodeName("n7"), agents.members[0].address)
+    with pytest.raises(MemberError, match="the agent of node n0, not of n7"):
+        asked(data, other, [sealed.id], [(0, 0, 0, 1)])
 
 
-def test_a_data_port_of_another_protocol_is_left_alone_and_said_once(
-    agents: Agents,
-    spread: Config,
-    files: dict[str, bytes],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(server, "PROTOCOL", 99)
-    with Reader.open("digits", config=spread) as reader:
-        assert read_all(reader) == files
-        assert read_all(reader, seed=1) == files
-        assert (reader.stats().failures, connections(agents)) == (0, 0)
-    said = [record for record in caplog.records if "speaks protocol 99" in record.getMessage()]
-    assert len(said) == 3
-    assert PROTOCOL != 99
+def test_any_client_of_grpc_reads_the_same(agents: Agents, sealed: SealedShard) -> None:
+    extents = np.array([(0, n, 0, len(payload)) for n, payload in enumerate(PAYLOADS)], frames.EXTENT)
+    request = cache_pb2.ReadRequest(id=7, shards=[sealed.id], extents=extents.tobytes())
+    with open_channel(agents.members[0].address, agents.token) as channel:
+        replies = list(cache_pb2_grpc.CacheStub(channel).Read(iter([request, request]), timeout=20.0))
+    assert [reply.id for reply in replies] == [7, 7]
+    assert [reply.body for reply in replies] == [b"".join(PAYLOADS)] * 2
+    assert np.frombuffer(replies[0].head, frames.ITEM)["length"].tolist() == list(map(len, PAYLOADS))
 
 
 def test_a_member_that_says_nothing_is_overtaken_before_its_deadline(
@@ -249,9 +232,9 @@ def test_a_busy_member_is_asked_again_and_the_source_serves_in_the_end(
     config = agents.config(replicas=1)
     pack(str(source), "digits", config=config, members=agents.members[:1], token=agents.token)
     servicer = CacheServicer(agents.stores[N0], N0)
-    limits = ServerLimits(answers=0, retry_after_ms=10)
-    busy = data_server(servicer, "127.0.0.1:0", agents.token, SystemClock(), limits)
-    busy.start()
+    plain = plain_clients(servicer, agents.token, ServerLimits(answers=0, retry_after_ms=10))
+    busy = bound_server("127.0.0.1:0", agents.token, partial(register, calls=servicer.calls), plain=plain)
+    busy.server.start()
     try:
         only = format_members((Member(N0, f"127.0.0.1:{busy.port}"),))
         with Reader.open("digits", config=dataclasses.replace(config, members=only)) as reader:
@@ -261,23 +244,4 @@ def test_a_busy_member_is_asked_again_and_the_source_serves_in_the_end(
             assert reader.stats().source_samples == len(files)
             assert reader.stats().busy >= 4  # at once, and three times more when it said
     finally:
-        busy.stop()
-
-
-def test_the_data_port_lies_above_the_agents_own_or_is_said_to_be_elsewhere(
-    agents: Agents, caplog: pytest.LogCaptureFixture
-) -> None:
-    servicer = CacheServicer(agents.stores[N0], N0)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        own = port - ABOVE
-        moved = data_server(servicer, f"127.0.0.1:{own}", agents.token, SystemClock())
-        assert moved.port == servicer.data_port != port
-        assert "a firewall must let in" in caplog.text
-        moved.stop()
-    beside = data_server(servicer, f"127.0.0.1:{own}", agents.token, SystemClock())
-    assert beside.port == own + ABOVE
-    beside.stop()
-    below = data_server(servicer, "127.0.0.1:65500", agents.token, SystemClock())
-    assert below.port == 65_400
-    below.stop()
+        busy.server.stop(None).wait()

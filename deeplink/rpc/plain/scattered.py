@@ -78,14 +78,26 @@ class Scattered:
         found["length"][0] -= skipped
         return self._of(found, self._owners)
 
-    def send(self, descriptor: int, flags: int) -> int:
-        """Send what a socket takes in one call; return how many bytes that was."""
-        some = self._pairs[:IOV_MAX]
-        header = _Header(iov=some.ctypes.data, iov_length=len(some))
-        while True:
-            sent: int = _sendmsg(descriptor, ctypes.addressof(header), flags)
-            if sent >= 0:
-                return sent
-            code = ctypes.get_errno()
-            if code != errno.EINTR:  # a signal, or this process was stopped and goes on
-                raise OSError(code, os.strerror(code))
+    @property
+    def pairs(self) -> np.ndarray:
+        """The places in order, an array of PAIR."""
+        return self._pairs
+
+
+def place_of(data: bytes | memoryview) -> np.ndarray:
+    """Return the one place of what is in one piece, an array of PAIR; `data` must outlive it."""
+    found = np.empty(1, PAIR)
+    found["base"], found["length"] = np.frombuffer(data, np.uint8).__array_interface__["data"][0], len(data)
+    return found
+
+
+def send_places(descriptor: int, some: np.ndarray, flags: int) -> int:
+    """Send what a socket takes of at most IOV_MAX places in one call; return how many bytes that was."""
+    header = _Header(iov=some.ctypes.data, iov_length=len(some))
+    while True:
+        sent: int = _sendmsg(descriptor, ctypes.addressof(header), flags)
+        if sent >= 0:
+            return sent
+        code = ctypes.get_errno()
+        if code != errno.EINTR:  # a signal, or this process was stopped and goes on
+            raise OSError(code, os.strerror(code))

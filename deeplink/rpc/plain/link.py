@@ -95,10 +95,12 @@ class TcpConnection:
         """Return the socket's number; another one until the connection stands."""
         return self._socket.fileno()
 
-    def is_ready_to_send(self) -> bool:
-        """Tell, without waiting, whether the connection now stands and takes bytes, or has failed."""
+    def is_ready(self, events: int) -> bool:
+        """Tell, without waiting, whether one of poll's events has come, or the connection has failed."""
+        if events & select.POLLIN and self._end > self._start:
+            return True
         poll = select.poll()
-        poll.register(self._socket, select.POLLOUT)
+        poll.register(self._socket, events)
         return bool(poll.poll(0))
 
     def _left_s(self) -> float:
@@ -128,11 +130,11 @@ class TcpConnection:
         except BlockingIOError as problem:
             raise TimeoutError("timed out") from problem
 
-    def _receive(self, into: memoryview, flags: int = 0) -> int:
+    def _receive(self, into: memoryview) -> int:
         # Before each piece: a peer that sends a byte now and then must not keep us beyond the deadline.
         self._arm(socket.SO_RCVTIMEO)
         try:
-            count = self._socket.recv_into(into, 0, flags)
+            count = self._socket.recv_into(into)
         except BlockingIOError as problem:
             raise TimeoutError("timed out") from problem
         return _some(count)
@@ -181,26 +183,32 @@ class TcpConnection:
         """Return the next bytes, which `has` found, and leave them to be read."""
         return bytes(self._buffer[self._start : self._start + wanted])
 
-    def read_into(self, parts: Sequence[memoryview]) -> None:
-        """Fill `parts`, in order, with the next bytes; straight from the socket but for what was read ahead."""
+    def read_into(self, parts: Sequence[memoryview], *, then: int = 0) -> None:
+        """Fill `parts`, in order, with the next bytes; straight from the socket but for what was read ahead.
+
+        `then` more bytes, which must follow, are read ahead in the same call.
+        """
         at = 0
-        left = list(parts)
+        left = [part for part in parts if len(part)]
         while at < len(left) and self._start < self._end:
             done = min(self._end - self._start, len(left[at]))
             left[at][:done] = self._buffer[self._start : self._start + done]
             self._start += done
             left[at] = left[at][done:]
             at += not left[at]
+        if at == len(left):
+            return
+        self._start = self._end = 0  # nothing is read ahead
+        if then:
+            left.append(self._buffer[:then])
         while at < len(left):
-            if at == len(left) - 1:
-                count = self._receive(left[at], socket.MSG_WAITALL) if left[at] else 0
-            else:
-                count = self._receive_parts(left[at : at + _MOST_PARTS])
+            count = self._receive_parts(left[at : at + _MOST_PARTS])
             while at < len(left) and count >= len(left[at]):
                 count -= len(left[at])
                 at += 1
             if count:
                 left[at] = left[at][count:]
+        self._end = then
 
     def close(self) -> None:
         """Drop the connection."""

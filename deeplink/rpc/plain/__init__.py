@@ -1,17 +1,17 @@
-"""gRPC calls over a plain socket, for processes that fork.
+"""Calls over a plain socket, for processes that fork.
 
 A process that has used grpcio cannot fork children that use it: they hang (measured, docs/decisions/0002). A
 training process does both: it reports its progress and reads samples from other nodes, and its DataLoader forks
-workers which do so too. So what runs in a rank is no user of grpcio but this: HTTP/2 (RFC 9113) to the same
-server, with the same token, one call at a time on a connection, no threads, nothing to inherit but a socket.
+workers which do so too. So what runs in a rank is no user of grpcio but this: frames of our own to the agent's
+port, after a mutual proof of the token, one call at a time on a connection, no threads, nothing to inherit but a
+socket.
 
-Other packages import: `framing`, `intake`, `scattered`, `serving`.
+Other packages import: `framing`, `scattered`, `serving`.
 """
 
 from __future__ import annotations
 
-from deeplink.rpc.forksafe.connection import (
-    LARGEST_REQUEST,
+from deeplink.rpc.plain.connection import (
     Incoming,
     PlainBusyError,
     PlainCallError,
@@ -20,8 +20,7 @@ from deeplink.rpc.forksafe.connection import (
     PlainSilentError,
     PlainStatusError,
 )
-from deeplink.rpc.forksafe.framing import Status
-from deeplink.rpc.forksafe.intake import CallRefusedError
+from deeplink.rpc.plain.framing import LARGEST_REQUEST, CallRefusedError, Status
 
 __all__ = [
     "LARGEST_REQUEST",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deeplink.rpc.forksafe.session import Outbox
+from deeplink.rpc.plain.outgoing import Outbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,4 +66,3 @@ def test_many_pieces_sent_a_little_at_a_time_arrive_in_order(ends: tuple[socket.
         while True:
             came += theirs.recv(1 << 20)
     assert came == wanted + b"the end"
-    assert not box.has_end

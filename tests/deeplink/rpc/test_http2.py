@@ -1,4 +1,4 @@
-"""The heads of calls: what we write, and what grpcio writes, is read; what is malformed is an error."""
+"""The heads of calls: what clients of gRPC write is read; what is malformed is an error."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.rpc.forksafe import framing
-from deeplink.rpc.forksafe.framing import HeaderReader
+from deeplink.rpc.http2 import HeaderReader
+from tests.deeplink.rpc.http2_frames import request_head
 
 ALWAYS = {
     ":method": "POST",
@@ -26,15 +26,8 @@ REQUESTS = [
 
 @given(st.text(min_size=1, max_size=400), st.lists(st.tuples(st.text(max_size=300), st.text(max_size=300))))
 def test_what_was_written_is_read_back(method: str, metadata: list[tuple[str, str]]) -> None:
-    found = HeaderReader().read(framing.request_head("host:1", method, tuple(metadata)))
+    found = HeaderReader().read(request_head("host:1", method, tuple(metadata)))
     assert found == {**ALWAYS, ":path": method, **dict(metadata)}
-
-
-@given(st.integers(0, 16), st.text(alphabet=st.characters(codec="ascii"), max_size=300), st.booleans())
-def test_the_end_of_a_call_is_read_back(status: int, why: str, is_alone: bool) -> None:
-    found = HeaderReader().read(framing.trailers(status, why, retry_ms=7, is_alone=is_alone))
-    assert (found["grpc-status"], found["grpc-retry-pushback-ms"]) == (str(status), "7")
-    assert (found.get(":status") == "200") == is_alone
 
 
 def test_the_examples_of_the_standard_are_read() -> None:

@@ -1,0 +1,176 @@
+"""What an agent sends on one connection: pieces in order, and the answers that make them."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from deeplink.rpc.plain import framing
+from deeplink.rpc.plain.framing import HEAD, CallRefusedError, Status
+from deeplink.rpc.plain.scattered import IOV_MAX, Scattered, place_of, send_places
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+log = logging.getLogger(__name__)
+
+Piece = bytes | memoryview | Scattered
+"""Bytes to be sent: ours, or mapped from a file and touched by the kernel alone."""
+_ZEROS = memoryview(bytes(1 << 16))
+
+
+class Reply(Protocol):
+    """One message of an answer."""
+
+    @property
+    def parts(self) -> Sequence[Piece]:
+        """Its bytes, in pieces; only the kernel touches those that are no `bytes`."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        ...
+
+    def unreadable(self) -> str:
+        """Say, for the caller, why a piece could not be read; called when the kernel could not."""
+        ...
+
+
+class Outbox:
+    """Pieces to be sent, in order.
+
+    Attributes:
+        left: bytes in it.
+    """
+
+    def __init__(self) -> None:
+        self.left = 0
+        self._pieces: deque[Piece] = deque()
+        self._end = b""
+
+    def put(self, pieces: Sequence[Piece], size: int) -> None:
+        """Take pieces in, of so many bytes in all."""
+        self._pieces.extend(piece for piece in pieces if len(piece))
+        self.left += size
+
+    def end_with(self, piece: bytes) -> None:
+        """Send `piece` after all others; in place of an earlier such piece."""
+        self.left += len(piece) - len(self._end)
+        self._end = piece
+
+    def blank(self) -> None:
+        """Send zeros in place of the memory that is still to be sent."""
+        pieces, self._pieces = self._pieces, deque()
+        for piece in pieces:
+            self._pieces.extend([piece] if _is_own(piece) else _zeros(len(piece)))
+
+    def send(self, to: socket.socket, flags: int) -> bool:
+        """Send what the socket takes in one call; tell whether it took all that it was offered."""
+        run, places, is_scattered = list[Piece](), 0, False
+        for piece in (*self._pieces, self._end) if self._end else self._pieces:
+            if places >= IOV_MAX:
+                break
+            run.append(piece)
+            is_scattered |= isinstance(piece, Scattered)
+            places += len(piece.pairs) if isinstance(piece, Scattered) else 1
+        if is_scattered:
+            found = [piece.pairs if isinstance(piece, Scattered) else place_of(piece) for piece in run]
+            pairs = np.concatenate(found)[:IOV_MAX]
+            size = int(pairs["length"].sum())
+            sent = send_places(to.fileno(), pairs, flags | self._more(size))
+        else:
+            size = sum(map(len, run))
+            sent = to.sendmsg(run, (), flags | self._more(size))  # type: ignore[arg-type] # none is scattered
+        self._forget(sent)
+        return sent == size
+
+    def _more(self, size: int) -> int:
+        """Return the flag that lets what follows the next `size` bytes go into the same packets."""
+        return socket.MSG_MORE if size < self.left else 0
+
+    def _forget(self, sent: int) -> None:
+        """Let go of what was sent: it may be copies, and a peer that reads slowly never lets the box run empty."""
+        self.left -= sent
+        while self._pieces and sent >= len(self._pieces[0]):
+            sent -= len(self._pieces.popleft())
+        if not self._pieces:
+            self._end = self._end[sent:]
+        elif sent:
+            first = self._pieces[0]
+            self._pieces[0] = (memoryview(first) if isinstance(first, bytes) else first)[sent:]
+
+
+def _is_own(piece: Piece) -> bool:
+    """Tell whether a piece is memory of this process's own, not mapped from a file."""
+    return isinstance(piece, bytes) or (isinstance(piece, memoryview) and isinstance(piece.obj, bytes))
+
+
+def _zeros(size: int) -> list[Piece]:
+    whole, rest = divmod(size, len(_ZEROS))
+    return [*(_ZEROS for _ in range(whole)), *([_ZEROS[:rest]] if rest else [])]
+
+
+class AnswerStream:
+    """The answers on one connection, one at a time. Not thread-safe.
+
+    Attributes:
+        out: what is to be sent; empty it.
+    """
+
+    def __init__(self) -> None:
+        self.out = Outbox()
+        self._replies: Iterator[Reply] | None = None
+        self._reply: Reply | None = None
+        self._release: Callable[[], None] = lambda: None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an answer is not made to its end; what is made may wait in `out`."""
+        return self._replies is not None
+
+    def begin(self, replies: Iterator[Reply], release: Callable[[], None] = lambda: None) -> None:
+        """Answer with these from now on; `release` is called once they are made, however that went."""
+        self._replies, self._release = replies, release
+
+    def fill(self, at_once: int) -> None:
+        """Put parts into `out` until it has so many bytes, or the answer's end."""
+        while self._replies is not None and self.out.left < at_once:
+            try:
+                reply = next(self._replies, None)
+            except CallRefusedError as problem:
+                self.finish(problem.status, problem.why)
+            except Exception:
+                log.exception("a call could not be answered")
+                self.finish(Status.INTERNAL, "the server failed; its log says how")
+            else:
+                if reply is None:
+                    self.finish(Status.OK)
+                else:
+                    self._reply = reply
+                    self.out.put([framing.part(reply.size), *reply.parts], HEAD.size + reply.size)
+
+    def finish(self, status: int, why: str = "", *, retry_ms: int = 0) -> None:
+        """End the answer, after what is in `out`."""
+        self.out.end_with(framing.end(status, why, retry_ms=retry_ms))
+        self.abandon()
+
+    def blank(self) -> None:
+        """Go on after the kernel could not read what is to be sent: zeros, and a status that says so."""
+        why = self._reply.unreadable() if self._reply is not None else "what was to be sent cannot be read"
+        self.out.blank()
+        self.finish(Status.DATA_LOSS, why)
+
+    def abandon(self) -> None:
+        """Let go of what makes the answer."""
+        replies, self._replies = self._replies, None
+        if replies is not None:
+            close = getattr(replies, "close", None)
+            if close is not None:
+                close()
+            self._release()
