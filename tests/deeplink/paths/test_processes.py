@@ -27,7 +27,7 @@ from deeplink.paths.packed_folder import PathsError, packed_roots
 from deeplink.paths.roots import ROOTS_VARIABLE, STARTUP, PackedRoot, environment, roots_in
 from tests.deeplink.paths.test_packed_folder import FILES, packed_tree, served
 from tests.pickled import copied
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, until
 
 READ = "import sys; sys.stdout.write(open(sys.argv[1]).read())"
 
@@ -142,6 +142,11 @@ def test_what_the_node_lacks_comes_from_the_source_and_stays(tmp_path: Path) -> 
         stats = deeplink.paths.stats()
         assert (stats.failures, stats.local_samples + stats.source_samples) == (0, len(FILES))
         assert stats.source_samples > 0
+        # In the background, by threads of ours, which look at the files themselves.
+        until(lambda: any(config.store.glob("*.mdb")))
+        with served(config):  # as a process that comes later
+            assert read_all(root) == FILES
+            assert deeplink.paths.stats().local_samples == len(FILES)
 
 
 def test_a_file_that_the_cache_cannot_give_is_read_itself(
