@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -184,6 +185,8 @@ def test_libraries_that_open_by_path(tmp_path: Path) -> None:
     np.savez(files / "a.npz", x=np.arange(7))
     with zipfile.ZipFile(files / "a.zip", "w") as archive:
         archive.writestr("inner", b"inner")
+    with tarfile.open(files / "a.tar", "w") as members:
+        members.add(files / "a.npy", "a.npy")
     root, config = packed_tree(tmp_path, {path.name: path.read_bytes() for path in files.iterdir()})
     for path in root.iterdir():
         path.unlink()
@@ -196,6 +199,8 @@ def test_libraries_that_open_by_path(tmp_path: Path) -> None:
         with np.load(root / "a.npz") as arrays:
             assert arrays["x"].tolist() == [*range(7)]
         assert zipfile.ZipFile(root / "a.zip").read("inner") == b"inner"
+        with tarfile.open(root / "a.tar") as members:
+            assert members.getnames() == ["a.npy"]
         shutil.copyfile(root / "a.npy", tmp_path / "copy.npy")
     assert (tmp_path / "copy.npy").read_bytes() == (files / "a.npy").read_bytes()
 
