@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
 import functools
 import glob
 import io
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from deeplink.paths.roots import ROOTS_VARIABLE, STARTUP, PackedRoot, environment, roots_in
@@ -25,6 +25,7 @@ _MOVING = ("rename", "replace", "rmdir")
 _OF_TWO = ("link", "symlink", "rename", "replace")
 _READING_MODES = frozenset({"r", "rt", "tr", "rb", "br"})
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_LEFT_ALONE = ("deeplink.", "posix", "_io")  # our own; what Python imports with
 _SUPPORT: tuple[set[Any], ...] = (
     *(os.supports_dir_fd, os.supports_fd),
     *(os.supports_follow_symlinks, os.supports_effective_ids),
@@ -219,9 +220,13 @@ def install_roots(roots: Iterable[PackedRoot], config: Config | None = None) -> 
     uninstall()
     roots = list(roots)
     _served = ServedPaths(roots, config)
+    # In every module that has taken one, as tarfile does `open`.
+    by_id = {id(real): ours for real, ours in _OURS.items()}
+    for module in [module for name, module in sys.modules.items() if not name.startswith(_LEFT_ALONE)]:
+        for name, value in [*getattr(module, "__dict__", {}).items()]:
+            if id(value) in by_id:
+                _put_in(module, name, by_id[id(value)])
     for real, ours in _OURS.items():
-        for place in (builtins, io) if real is Real.open else (os,):
-            _put_in(place, real.__name__, ours)
         for supporting in _SUPPORT:
             if real in supporting:
                 supporting.add(ours)

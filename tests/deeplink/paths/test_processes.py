@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from deeplink.paths.packed_folder import PathsError, packed_roots
 from deeplink.paths.roots import ROOTS_VARIABLE, STARTUP, PackedRoot, environment, roots_in
 from tests.deeplink.paths.test_packed_folder import FILES, packed_tree, served
 from tests.pickled import copied
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, until
 
 READ = "import sys; sys.stdout.write(open(sys.argv[1]).read())"
 
@@ -142,6 +143,11 @@ def test_what_the_node_lacks_comes_from_the_source_and_stays(tmp_path: Path) -> 
         stats = deeplink.paths.stats()
         assert (stats.failures, stats.local_samples + stats.source_samples) == (0, len(FILES))
         assert stats.source_samples > 0
+        # In the background, by threads of ours, which look at the files themselves.
+        until(lambda: any(config.store.glob("*.mdb")))
+        with served(config):  # as a process that comes later
+            assert read_all(root) == FILES
+            assert deeplink.paths.stats().local_samples == len(FILES)
 
 
 def test_a_file_that_the_cache_cannot_give_is_read_itself(
@@ -179,6 +185,8 @@ def test_libraries_that_open_by_path(tmp_path: Path) -> None:
     np.savez(files / "a.npz", x=np.arange(7))
     with zipfile.ZipFile(files / "a.zip", "w") as archive:
         archive.writestr("inner", b"inner")
+    with tarfile.open(files / "a.tar", "w") as members:
+        members.add(files / "a.npy", "a.npy")
     root, config = packed_tree(tmp_path, {path.name: path.read_bytes() for path in files.iterdir()})
     for path in root.iterdir():
         path.unlink()
@@ -191,6 +199,8 @@ def test_libraries_that_open_by_path(tmp_path: Path) -> None:
         with np.load(root / "a.npz") as arrays:
             assert arrays["x"].tolist() == [*range(7)]
         assert zipfile.ZipFile(root / "a.zip").read("inner") == b"inner"
+        with tarfile.open(root / "a.tar") as members:
+            assert members.getnames() == ["a.npy"]
         shutil.copyfile(root / "a.npy", tmp_path / "copy.npy")
     assert (tmp_path / "copy.npy").read_bytes() == (files / "a.npy").read_bytes()
 
