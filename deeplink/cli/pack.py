@@ -182,6 +182,7 @@ source_options = grouped(
         is_flag=True,
         flag_value=False,
         default=True,
+        show_default=False,
     ),
     flag("--follow-links", "Follow links out of SOURCE and links to folders."),
     flag("--skip-bad", "Leave out files that cannot be packed, and name them."),
