@@ -6,6 +6,10 @@ BIN := $(VENV)/bin
 PEERS := .venv-bench
 # Where there is no wheel of torch: EXTRAS=demo-light, whose training does without.
 EXTRAS ?= demo
+# What tests/cache/source/on_s3.py needs, all of it: s3fs, moto, and what those need.
+S3 := s3fs moto aiobotocore aiohappyeyeballs aiohttp aioitertools aiosignal blinker boto3 botocore certifi \
+    charset-normalizer flask flask-cors frozenlist idna itsdangerous jmespath multidict propcache requests responses \
+    s3transfer werkzeug wrapt xmltodict yarl
 PROTOS := $(sort $(wildcard proto/deeplink/v1/*.proto))
 PROTO_OUT ?= .
 # From Debian 13 on pivot_root is in util-linux-extra, and e2fsprogs is not there by itself.
@@ -156,6 +160,8 @@ $(VENV)/.ready-dev: $(VENV)/.ready
 	@# where pytest-randomly finds it, every run of pytest imports it, and torch.
 	@DS_BUILD_OPS=0 $(PIP) install --no-compile --no-deps --no-build-isolation --upgrade -c constraints.txt \
 	    --target $(VENV)/deepspeed deepspeed
+	@# S3's driver, and a server for it, ask for another python-dateutil than all else: for one test, in its own process.
+	@$(PIP) install --no-compile --no-deps --upgrade -c constraints.txt --target $(VENV)/s3 $(S3)
 	@touch $@
 
 $(VENV)/.ready-cluster: $(VENV)/.ready

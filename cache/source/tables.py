@@ -20,7 +20,6 @@ from urllib.parse import parse_qsl, urlencode
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from typing_extensions import override
 
 from deeplink.cache.errors import SourceError
@@ -192,6 +191,8 @@ class _ParquetGroups:
     """The row groups of a parquet file."""
 
     def __init__(self, file: io.BufferedReader[FileRanges]) -> None:
+        import pyarrow.parquet as pq  # noqa: PLC0415 - training processes import this module, and few of them need it
+
         self._file = pq.ParquetFile(file)
         facts = self._file.metadata
         self.schema = self._file.schema_arrow

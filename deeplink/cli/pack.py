@@ -41,7 +41,7 @@ _LEAST = 4 << 10
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 _PACK_EPILOG = """
-SOURCE is a folder or any fsspec URL (s3://bucket/prefix, gs://, http://, zip:// ...). Each file becomes a sample
+SOURCE is a folder or any fsspec URL (s3://bucket/prefix, http://, zip:// ...). Each file becomes a sample
 whose key is its path below SOURCE. Or it names tars, parquet or Arrow files, one or many by globs and braces
 (quote them): then what is in them becomes samples, a tar's files as WebDataset has them, a table's columns as the
 parts ROW.COLUMN of each row. NAME then points at the new version; jobs that read an older one go on with it.
@@ -189,6 +189,7 @@ source_options = grouped(
         is_flag=True,
         flag_value=False,
         default=True,
+        show_default=False,
     ),
     flag("--follow-links", "Follow links out of SOURCE and links to folders."),
     flag("--skip-bad", "Leave out files that cannot be packed, and name them."),

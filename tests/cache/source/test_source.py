@@ -11,7 +11,7 @@ import pytest
 from deeplink.cache.errors import SourceChangedError, SourceError
 from deeplink.cache.source import local_source
 from deeplink.cache.source.opening import open_source
-from tests.cache.agents import write_tree
+from tests.cache.agents import make_tar, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,11 +39,13 @@ def test_a_folder_and_a_url_list_and_read_alike(source: Path, bucket: str, files
             assert origin.read_range(key, len(data) // 2, len(data) - len(data) // 2) == data[len(data) // 2 :]
 
 
-def test_an_archive_is_a_source_too(tmp_path: Path, files: dict[str, bytes]) -> None:
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_an_archive_is_a_source_too(tmp_path: Path, files: dict[str, bytes], kind: str) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         for name, data in files.items():
             archive.writestr(name, data)
-    origin = open_source(f"zip://::{tmp_path}/a.zip")
+    make_tar(tmp_path / "a.tar", files)
+    origin = open_source(f"{kind}://::{tmp_path}/a.{kind}")
     assert origin.listing().keys == sorted(files)
     assert all(origin.read(key, len(data)) == data for key, data in files.items())
 
@@ -72,7 +74,7 @@ def test_a_file_is_no_source(tmp_path: Path) -> None:
 def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
     with pytest.raises(SourceError, match="Protocol not known: s4") as caught:
         open_source("s4://bucket/tiles")
-    assert "s3://, gs://" in caught.value.remedy
+    assert "s3://, http://, zip://" in caught.value.remedy
 
 
 @pytest.mark.parametrize("module", ["s3fs", "paramiko"])

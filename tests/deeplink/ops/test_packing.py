@@ -13,7 +13,7 @@ from deeplink.cache.errors import CatalogError, SourceError
 from deeplink.cache.reader import Reader
 from deeplink.core.config import Config
 from deeplink.core.errors import DeepLinkError
-from tests.cache.agents import Agents, config_below, write_tree
+from tests.cache.agents import Agents, config_below, make_tar, write_tree
 
 
 @pytest.fixture
@@ -129,3 +129,17 @@ def test_a_folder_is_packed_as_the_command_does(
     with pytest.raises(CatalogError, match="name would move"):
         deeplink.pack(shuffled(2), "tree", config=config)
     assert deeplink.pack(shuffled(2), "tree", config=config, replace=True).files == 2
+
+
+def test_what_is_one_sample_in_tars_and_tables_is_one_to_a_grouped_dataset(config: Config, tmp_path: Path) -> None:
+    for number in range(2):
+        names = [(sample, part) for sample in range(5) for part in ("jpg", "cls")]
+        files = {f"{sample:03d}.{part}": f"{number}{sample}{part}".encode() for sample, part in names}
+        make_tar(tmp_path / f"t-{number}.tar", files)
+    deeplink.pack(f"{tmp_path}/t-*.tar", "tars", config=config)
+    tars = deeplink.GroupedDataset("tars", ["jpg", "cls"], config=config)
+    assert len(tars) == 10
+    assert tars[6] == {"__key__": "t-1/001", "jpg": b"11jpg", "cls": b"11cls"}
+    deeplink.pack([{"image": b"i", "label": 3}, {"image": b"j", "label": 4}], "rows", config=config)
+    rows = deeplink.GroupedDataset("rows", ["image", "label"], config=config)
+    assert [rows[row]["label"] for row in range(2)] == [b"3", b"4"]
