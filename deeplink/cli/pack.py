@@ -266,6 +266,7 @@ def command(
     )
     kept = kept.made(config.catalog)
     with where.target(config) as to:
+        click.echo(to.stores, err=as_json)
         click.echo(_home_line(kept), err=as_json)
         with ShownProgress("packing", "files") as progress:
             result = pack(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.store_place import USUAL_STORE, StorePlace, chosen_store
 from deeplink.core.text import nearest
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Config:
     """Every setting, resolved; docs/configuration.md says what each means, in which unit."""
 
     catalog: Path = Path("~/.local/share/deeplink/catalog")
-    store: Path = Path("~/.cache/deeplink/store")
+    store: Path = USUAL_STORE
     home: str = "auto"
     state: Path = Path("~/.local/state/deeplink")
     replicas: int = 2
@@ -75,6 +76,7 @@ class Config:
     store_bytes: int = 0
     copies_bytes: int = 0
     fill_on_miss: bool = True
+    step_aside: bool = True
     fill_bytes_per_s: int = 200_000_000
     source_bytes_per_s: int = 200_000_000
     source_requests_per_s: int = 2000
@@ -154,11 +156,27 @@ def misspelt(env: Mapping[str, str]) -> dict[str, str]:
 def load_config(env: Mapping[str, str] | None = None) -> Config:
     """Return the configuration that holds for this process."""
     env = os.environ if env is None else env
+    settings, origins = _settings(env)
+    if "store" not in origins:
+        settings["store"] = chosen_store(env).path
+    return Config(**settings)
+
+
+def explained_store(env: Mapping[str, str] | None = None) -> StorePlace:
+    """Return the store as `load_config` has it, and what chose it."""
+    env = os.environ if env is None else env
+    settings, origins = _settings(env)
+    return StorePlace(settings["store"], f"set in {origins['store']}") if "store" in origins else chosen_store(env)
+
+
+def _settings(env: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the value of every key, and of those that are not the default, what set it."""
     kinds = {field.name: str(field.type) for field in dataclasses.fields(Config)}
     settings: dict[str, Any] = {
         field.name: field.default.expanduser() if isinstance(field.default, Path) else field.default
         for field in dataclasses.fields(Config)
     }
+    origins: dict[str, str] = {}
     named = env.get("DEEPLINK_CONFIG")
     for path in [Path(named)] if named else [SITE_FILE, USER_FILE.expanduser()]:
         if not named and not path.exists():
@@ -168,9 +186,9 @@ def load_config(env: Mapping[str, str] | None = None) -> Config:
                 meant = nearest(key, kinds)
                 remedy = f"Is {meant} meant?" if meant else f"There are {', '.join(kinds)}."
                 raise ConfigError(str(path), key, "unknown key", remedy)
-            settings[key] = _converted(str(path), key, kinds[key], value)
+            settings[key], origins[key] = _converted(str(path), key, kinds[key], value), str(path)
     for key, kind in kinds.items():
         name = f"DEEPLINK_{key.upper()}"
         if name in env:
-            settings[key] = _converted("environment", name, kind, env[name])
-    return Config(**settings)
+            settings[key], origins[key] = _converted("environment", name, kind, env[name]), name
+    return settings, origins
