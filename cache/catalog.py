@@ -167,7 +167,7 @@ class Catalog:
             version = write_index(draft, content)
             _move_in(draft, folder / f"{version}.arrow")
             packed_unix = record.packed_unix
-            if (before := self.record(name, version)) and self._newest(name) == version:
+            if (before := self.record(name, version)) and self.newest(name) == version:
                 packed_unix = before.packed_unix  # nothing has changed since
             noted = dataclasses.replace(record, shard_ids=shards, home=content.home, packed_unix=packed_unix)
             text = json.dumps(dataclasses.asdict(noted), indent=1, sort_keys=True)
@@ -190,7 +190,7 @@ class Catalog:
             if record is not None:  # `versions` sorts by when they came
                 os.utime(draft, (record.packed_unix, record.packed_unix))
             _move_in(draft, final)
-            if self._newest(name) is None:
+            if self.newest(name) is None:
                 write_text(final.with_name("latest"), f"{version}\n")
         return found
 
@@ -247,7 +247,8 @@ class Catalog:
         except OSError as problem:
             raise self._failed(problem) from problem
 
-    def _newest(self, name: str) -> Version | None:
+    def newest(self, name: str) -> Version | None:
+        """Return the version a name points at; None where there is none, or it cannot be told."""
         try:
             return self.latest(name)
         except (DatasetMissingError, IndexFormatError):

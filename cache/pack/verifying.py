@@ -17,6 +17,7 @@ from deeplink.cache.format import block
 from deeplink.cache.format.block import checked_shard_id
 from deeplink.cache.store.described import describe
 from deeplink.cache.transfer.client import member_channel
+from deeplink.core.descriptors import opened
 from deeplink.core.types import NodeName, ShardId
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
 
@@ -40,7 +41,7 @@ def digest_of(checksums: np.ndarray) -> int:
 def read_back(store: Store, shard: ShardId) -> np.ndarray:
     """Return the checksums (uint64) of a shard's samples, made of the bytes that the disk holds."""
     path = store.path(shard)
-    with block.opened(path) as descriptor:
+    with opened(path) as descriptor:
         # What is in memory may be whole where the disk is not.
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         found = describe(path, shard, verify=True)
