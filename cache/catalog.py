@@ -196,7 +196,7 @@ class Catalog:
             version = write_index(draft, content)
             _move_in(draft, folder / f"{version}.arrow")
             packed_unix = record.packed_unix
-            if (before := self.record(name, version)) and self._newest(name) == version:
+            if (before := self.record(name, version)) and self.newest(name) == version:
                 packed_unix = before.packed_unix  # nothing has changed since
             noted = dataclasses.replace(record, shard_ids=shards, home=content.home, packed_unix=packed_unix)
             text = json.dumps(dataclasses.asdict(noted), indent=1, sort_keys=True)
@@ -221,7 +221,7 @@ class Catalog:
             if record is not None:  # `versions` sorts by when they came
                 os.utime(draft, (record.packed_unix, record.packed_unix))
             _move_in(draft, final)
-            if self._newest(name) is None:
+            if self.newest(name) is None:
                 write_text(final.with_name("latest"), f"{version}\n")
         return found
 
@@ -282,7 +282,7 @@ class Catalog:
 
     def remove_all(self, name: str) -> None:
         """Take a dataset out of the catalog, also what is left of versions that lost their index; as `remove`."""
-        newest = self._newest(name)
+        newest = self.newest(name)
         for version in sorted(self.versions(name), key=lambda one: one == newest):  # the newest last
             self.remove(name, version)
         try:
@@ -291,7 +291,8 @@ class Catalog:
         except OSError as problem:
             raise self._failed(problem) from problem
 
-    def _newest(self, name: str) -> Version | None:
+    def newest(self, name: str) -> Version | None:
+        """Return the version a name points at; None where there is none, or it cannot be told."""
         try:
             return self.latest(name)
         except (DatasetMissingError, IndexFormatError):

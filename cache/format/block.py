@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import struct
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,6 @@ from deeplink.core.types import ShardId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from deeplink.cache.format.names import Names
 
@@ -228,16 +226,6 @@ def _headers(descriptor: int, size: int, shard: str) -> Iterator[tuple[int, Head
             raise ShardCorruptError(shard, f"block {header.number} reaches beyond the file's end")
         yield start, header
         page += value_pages(header.payload)
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """Give the descriptor of a file that is opened to be read."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def scan_shard(descriptor: int, shard: str = "?") -> FileLayout:

@@ -19,7 +19,6 @@ import pyarrow as pa
 from typing_extensions import override
 
 from deeplink.cache.errors import IndexFormatError
-from deeplink.cache.format import block
 from deeplink.cache.format.index_format import (
     FORMAT,
     ID_BYTES,
@@ -34,6 +33,7 @@ from deeplink.cache.format.index_format import (
     Seal,
     ShardEntry,
 )
+from deeplink.core.descriptors import opened
 from deeplink.core.types import ShardId
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class MappedFile:
     """A file mapped into memory, read-only; parts can be put right in memory, for this process alone."""
 
     def __init__(self, path: Path) -> None:
-        with block.opened(path) as descriptor:
+        with opened(path) as descriptor:
             # Private, so that it can be put right; not writable until then: that would count as memory in use.
             self._map = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
         self.view = memoryview(self._map)

@@ -16,6 +16,7 @@ import lmdb
 
 from deeplink.cache.errors import ShardCorruptError
 from deeplink.cache.format import block
+from deeplink.core.descriptors import opened
 from deeplink.core.errors import DeepLinkError
 
 if TYPE_CHECKING:
@@ -116,17 +117,14 @@ def _raise_as_os_error(problem: Exception, path: Path) -> None:
 
 def _raise_true_cause(path: Path) -> None:
     """Write on to the draft: LMDB calls it an I/O error when a disk took a part of what was written."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_WRONLY | os.O_APPEND) as descriptor:
         for _ in range(_COMMIT_BYTES // len(_PROBE)):
             if os.write(descriptor, _PROBE) == len(_PROBE):
                 return
-    finally:
-        os.close(descriptor)
 
 
 def _seal(path: Path, payloads: list[int], shard: ShardId) -> SealedShard:
-    with block.opened(path) as descriptor:
+    with opened(path) as descriptor:
         os.fsync(descriptor)
         found = block.scan_shard(descriptor, shard)
         if found.payloads.tolist() != payloads:

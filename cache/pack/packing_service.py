@@ -19,8 +19,8 @@ from deeplink.cache.pack.verifying import verified
 from deeplink.cache.source.home import FileAccess, open_home
 from deeplink.cache.source.opening import open_source
 from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.descriptors import LockHeldError
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.locks import LockHeldError
 from deeplink.core.types import parse_members
 from deeplink.rpc.tokens import shown
 from deeplink.v1 import cache_pb2

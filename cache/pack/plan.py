@@ -280,7 +280,7 @@ def planned_job(
     origin: Source, catalog: Catalog, name: str, config: Config, *, wanted: Selection, members: int, append: bool
 ) -> PackJob:
     """List the source and decide what goes into which shard."""
-    before = _latest(catalog, name)
+    before = catalog.newest(name) if catalog.recorded(name) else None
     index = _readable(catalog, name, before) if before else None
     record = catalog.record(name, before) if before else None
     if append:
@@ -337,15 +337,6 @@ def _planned(source: str, listing: Listing, most: int, members: int, before: Pac
         if kept.digest == before.plan:
             return kept
     return make_plan(source, listing, size)
-
-
-def _latest(catalog: Catalog, name: str) -> Version | None:
-    if not catalog.recorded(name):
-        return None
-    try:
-        return catalog.latest(name)
-    except (DatasetMissingError, IndexFormatError):
-        return None
 
 
 def _readable(catalog: Catalog, name: str, version: Version) -> Index | None:

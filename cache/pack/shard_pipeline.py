@@ -25,8 +25,8 @@ from deeplink.cache.format.block import checked_shard_id
 from deeplink.cache.pack.building import AbandonedError, FileReader, Piece, ShardBuilder
 from deeplink.cache.rendezvous import CANDIDATES, RendezvousOrder
 from deeplink.cache.transfer.client import MemberClient
+from deeplink.core.descriptors import LockHeldError, opened, try_lock
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.locks import LockHeldError, try_lock
 from deeplink.core.private import private_folder
 from deeplink.core.publish import published_file
 
@@ -220,7 +220,7 @@ def staging(root: Path, plan: str, now: float) -> Iterator[Staging]:
         private_folder(folder, parents=False)
     except OSError as problem:
         raise StoreError(root, problem.strerror or str(problem)) from problem
-    with block.opened(folder) as descriptor:
+    with opened(folder) as descriptor:
         if not try_lock(descriptor):
             running = f"another `deeplink pack` of this source works in {folder}"
             raise LockHeldError(running, remedy="Wait until it is done.")
@@ -236,7 +236,7 @@ def _remove_old(root: Path, own: Path, now: float) -> None:
     """Remove what packers left a day ago and never came back for."""
     for folder in root.glob(f"{_PREFIX}*"):
         if folder != own:
-            with contextlib.suppress(OSError), block.opened(folder) as descriptor:
+            with contextlib.suppress(OSError), opened(folder) as descriptor:
                 if try_lock(descriptor) and now - os.fstat(descriptor).st_mtime > _KEPT_S:
                     shutil.rmtree(folder, ignore_errors=True)
 
@@ -339,7 +339,7 @@ class ShardPipeline:
         """Write a whole copy of a shard to `draft`. False: there is none."""
         while self.placer.fetch(piece.id, piece.bytes, draft) or self._from_home(piece, draft):
             try:
-                with block.opened(draft) as descriptor:
+                with opened(draft) as descriptor:
                     block.verify_shard(descriptor, piece.id)
             except ShardCorruptError as problem:
                 log.warning("%s", problem)

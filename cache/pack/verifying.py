@@ -16,6 +16,7 @@ from deeplink.cache.errors import MemberError, ShardCorruptError, ShardIdError
 from deeplink.cache.format import block
 from deeplink.cache.format.block import checked_shard_id
 from deeplink.cache.transfer.client import member_channel
+from deeplink.core.descriptors import opened
 from deeplink.core.types import NodeName, ShardId
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
 
@@ -41,7 +42,7 @@ def read_back(store: Store, shard: ShardId) -> np.ndarray:
     from deeplink.cache.store.described import describe  # noqa: PLC0415 - pyarrow: no agent needs it to start
 
     path = store.path(shard)
-    with block.opened(path) as descriptor:
+    with opened(path) as descriptor:
         # What is in memory may be whole where the disk is not.
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         found = describe(path, shard, verify=True)

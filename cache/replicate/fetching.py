@@ -19,8 +19,8 @@ from deeplink.cache.source.home import open_home
 from deeplink.cache.source.opening import open_source
 from deeplink.cache.transfer.fleet import Breaker
 from deeplink.cache.transfer.transport import call_member
+from deeplink.core.descriptors import try_lock
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.locks import try_lock
 from deeplink.core.publish import DRAFT_PREFIX
 from deeplink.rpc.tokens import shown
 from deeplink.v1 import cache_pb2

@@ -20,6 +20,7 @@ from typing_extensions import override
 from deeplink.cache.errors import HomeError
 from deeplink.cache.format import block
 from deeplink.cache.format.block import checked_shard_id
+from deeplink.core.descriptors import opened
 from deeplink.core.publish import DRAFT_PREFIX, published_file
 from deeplink.core.types import ShardId
 
@@ -182,7 +183,7 @@ class FolderHome(PackedHome):
 
     @override
     def verify(self, shard: ShardId) -> None:
-        with self._errors(), block.opened(self._root / _file_of(shard)) as descriptor:
+        with self._errors(), opened(self._root / _file_of(shard)) as descriptor:
             block.verify_shard(descriptor, shard)
 
     def remove(self, shard: ShardId) -> None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from deeplink.cache.errors import ShardCorruptError
 from deeplink.cache.format import block
 from deeplink.cache.format.index_format import strings
+from deeplink.core.descriptors import opened
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def tables(descriptor: int, found: block.FileLayout, shard: ShardId) -> Iterator
 
 def describe(path: Path, shard: ShardId, *, verify: bool = False) -> ShardDescription:
     """Return what the file of a shard says of itself."""
-    with block.opened(path) as descriptor:
+    with opened(path) as descriptor:
         found = block.verify_shard(descriptor, shard) if verify else block.scan_shard(descriptor, shard)
         size = os.fstat(descriptor).st_size
         return described(shard, size, found.offsets, found.payloads, tables(descriptor, found, shard))
@@ -90,7 +91,7 @@ def _check_places(
 
 def replies(path: Path, shard: ShardId) -> Iterator[cache_pb2.DescribeReply]:
     """Yield a description as it is sent."""
-    with block.opened(path) as descriptor:
+    with opened(path) as descriptor:
         found = block.scan_shard(descriptor, shard)
         yield cache_pb2.DescribeReply(
             bytes=os.fstat(descriptor).st_size,

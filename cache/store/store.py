@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from deeplink.cache.errors import ShardCorruptError, StoreError, StoreFullError
 from deeplink.cache.format import block
 from deeplink.cache.format.block import checked_shard_id, is_shard_id
+from deeplink.core.descriptors import opened
 from deeplink.core.private import PrivateFolderError, private_folder
 from deeplink.core.publish import DRAFT_PREFIX, fsync_path, published_file, write_text
 from deeplink.core.types import ShardId
@@ -245,7 +246,7 @@ class Store:
 
     def verify(self, shard: ShardId) -> bool:
         """Read all of a shard; mark it verified if it is whole. False: it was not, and is in quarantine now."""
-        with block.opened(self.path(shard)) as descriptor:
+        with opened(self.path(shard)) as descriptor:
             before = _identity(os.fstat(descriptor))
             try:
                 block.verify_shard(descriptor, shard)
@@ -276,7 +277,7 @@ class Store:
             try:
                 with published_file(self.path(shard), mode=0o600) as draft:
                     _write_chunks(draft, shard, chunks, total)
-                    with block.opened(draft) as descriptor:
+                    with opened(draft) as descriptor:
                         block.verify_shard(descriptor, shard)
                         identity = _identity(os.fstat(descriptor))
             except OSError as problem:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import socket
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 

@@ -183,7 +183,7 @@ class _Stop:
 
 def _lead(settings: WatchSettings, say: Callable[[str], None], stop: _Stop, *, once: bool) -> None:
     """Watch as soon as no other watchdog leads with this journal."""
-    from deeplink.core.locks import LockHeldError
+    from deeplink.core.descriptors import LockHeldError
 
     waiting = False
     while not stop.due:

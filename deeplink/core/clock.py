@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Clock(Protocol):
@@ -64,3 +67,13 @@ class ManualClock(Clock):
     @override
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+def wait_until(holds: Callable[[], bool], clock: Clock, wait_s: float, pause_s: float = 0.02) -> bool:
+    """Return once something holds (True), or once `wait_s` seconds are over (False); look every `pause_s`."""
+    deadline = clock.monotonic() + wait_s
+    while not holds():
+        if clock.monotonic() >= deadline:
+            return False
+        clock.sleep(pause_s)
+    return True

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from typing_extensions import override
 
+from deeplink.core.descriptors import opened
 from deeplink.core.errors import DeepLinkError
 
 if TYPE_CHECKING:
@@ -60,9 +61,8 @@ def private_folder(path: Path, *, parents: bool = True, group_reads: bool = Fals
     _check_way(path, _MOST_LINKS)
     path.mkdir(mode=0o700, exist_ok=True)
     _check_way(path, _MOST_LINKS)  # what came into its place meanwhile
-    opened = os.open(path.resolve(), os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        found = os.fstat(opened)
+    with opened(path.resolve(), os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
+        found = os.fstat(folder)
         mode = stat.S_IMODE(found.st_mode)
         if found.st_uid != os.geteuid():
             problem = f"it belongs to {_user(found.st_uid)}"
@@ -72,9 +72,7 @@ def private_folder(path: Path, *, parents: bool = True, group_reads: bool = Fals
             raise PrivateFolderError(path, f"others may write to it (mode {mode:04o})", remedy)
         allowed = 0o750 if group_reads else 0o700
         if mode & ~allowed & 0o777:  # no other had a hand in it, and now no other reads it
-            os.chmod(f"/proc/self/fd/{opened}", mode & allowed)  # noqa: PTH101 - O_PATH takes no fchmod
-    finally:
-        os.close(opened)
+            os.chmod(f"/proc/self/fd/{folder}", mode & allowed)  # noqa: PTH101 - O_PATH takes no fchmod
     return path
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deeplink.core.descriptors import opened
 from deeplink.core.errors import DeepLinkError
 
 if TYPE_CHECKING:
@@ -23,11 +24,8 @@ _MOST_NAME = 200
 
 def fsync_path(path: Path) -> None:
     """Return once what `path` (a file or a folder) holds is on stable storage."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with opened(path) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _draft_of(final: Path) -> Path:

@@ -23,6 +23,7 @@ from deeplink.cache.membership import other_members
 from deeplink.cache.reader import Reader
 from deeplink.cache.store.store import Store
 from deeplink.checkpoints.tensors import broadcast_text, gathered_texts
+from deeplink.core.descriptors import opened
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import NodeName, format_members
 from deeplink.fs.library import DatasetPath
@@ -289,12 +290,8 @@ class ReadTimer:
         if _COUNTED[place] != _AT_LAST or self._index.home or "://" in self._index.source:
             return
         for row in rows.tolist():
-            with suppress(OSError):
-                opened = os.open(Path(self._index.source) / self._index.key(row), os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
-                finally:
-                    os.close(opened)
+            with suppress(OSError), opened(Path(self._index.source) / self._index.key(row)) as file:
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def __enter__(self) -> Self:
         return self

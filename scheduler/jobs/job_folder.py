@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from deeplink.core.descriptors import opened
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.journal.journal import Journal, JournalMissingError
 from deeplink.scheduler.placement.hint import decision as record
@@ -33,14 +35,9 @@ Event = dict[str, Any]
 def note(folder: Path, event: str, unix: float, **facts: object) -> None:
     """Add a note in the form of an event to a job's folder; a job without one gets none."""
     line = f"{json.dumps({'event': event, 'unix': unix, **facts}, separators=(',', ':'))}\n".encode()
-    try:
-        opened = os.open(folder / NOTES, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError:
-        return
-    try:
-        os.write(opened, line)
-    finally:
-        os.close(opened)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    with suppress(FileNotFoundError), opened(folder / NOTES, flags) as notes:
+        os.write(notes, line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeplink.core.clock import SystemClock
+from deeplink.core.clock import SystemClock, wait_until
+from deeplink.core.descriptors import try_lock
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.locks import lock_within
 from deeplink.rpc.tokens import token_file_of
 from deeplink.scheduler.launch.container import PYXIS, entering
 from deeplink.scheduler.launch.environment import (
@@ -81,7 +81,7 @@ def _outwait_predecessor(folder: Path, local_rank: str) -> None:
     except OSError:
         return  # no agent's folder, no predecessor to know of
     os.set_inheritable(held, True)  # noqa: FBT003 - its only form
-    if not lock_within(held, PREDECESSOR_WAIT_S, SystemClock()):
+    if not wait_until(lambda: try_lock(held), SystemClock(), PREDECESSOR_WAIT_S):
         sys.stderr.write(f"deeplink rank: an earlier rank still runs here after {PREDECESSOR_WAIT_S:g} s\n")
 
 

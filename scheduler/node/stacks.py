@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeplink.core import plainpickle
-from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.clock import Clock, SystemClock, wait_until
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.text import printable_lines
 from deeplink.scheduler.node.rank_processes import (
@@ -176,8 +176,10 @@ class Stacks:
         is_asked = ask_for_dump(environment, one.rank)
         source, text = self._text(one, environment, deadline)
         if is_asked and one.state not in WHY:
-            patience = min(deadline - SPARE_S, self.clock.monotonic() + DUMP_S)
-            self._until(lambda: bool(newest_collectives(dump, since_unix=asked_unix)), patience)
+            patience_s = min(deadline - SPARE_S - self.clock.monotonic(), DUMP_S)
+            wait_until(
+                lambda: bool(newest_collectives(dump, since_unix=asked_unix)), self.clock, patience_s, POLL_S
+            )
         started = self.table.all().get(one.pid)
         flight = newest_collectives(dump, since_unix=started.started_unix) if started else ""
         why = WHY.get(one.state, "")
@@ -231,15 +233,11 @@ class Stacks:
             sizes.append(answer.stat().st_size)
             return sizes[-1] > 0 and sizes[-1] == sizes[-2]
 
-        self._until(is_written, min(deadline, self.clock.monotonic() + ANSWER_S))
+        wait_until(is_written, self.clock, min(deadline - self.clock.monotonic(), ANSWER_S), POLL_S)
         text = answer.read_text(encoding="utf-8", errors="replace")
         if not text:
             raise DeepLinkError(f"it did not answer within {ANSWER_S:g} s")
         return text
-
-    def _until(self, question: Callable[[], bool], deadline: float) -> None:
-        while not question() and self.clock.monotonic() < deadline:
-            self.clock.sleep(POLL_S)
 
     def _by_kernel(self, one: RankProcess) -> str:
         lines = []

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.descriptors import try_lock
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.locks import try_lock
 from deeplink.core.private import private_folder
 from deeplink.core.publish import write_text
 from deeplink.scheduler.slurm import command

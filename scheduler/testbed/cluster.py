@@ -6,12 +6,11 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.clock import Clock, SystemClock, wait_until
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.testbed import lifecycle, loopback, processes, state
 from deeplink.scheduler.testbed.errors import NotRunningError, NotUpError, SandboxError, did_not_start
 from deeplink.scheduler.testbed.lifecycle import Options, plan
-from deeplink.scheduler.testbed.processes import until
 from deeplink.scheduler.testbed.settings import SSD
 from deeplink.scheduler.testbed.shape import CTL, Shape
 
@@ -261,7 +260,7 @@ class Sandbox:
             seen.update(self.states())
             return len(seen) == len(self.nodes) and set(seen.values()) == {"idle"}
 
-        if not until(idle, self.clock, wait_s):
+        if not wait_until(idle, self.clock, wait_s):
             late = ", ".join(
                 f"{node} {seen.get(node, 'unknown')}" for node in self.nodes if seen.get(node) != "idle"
             )

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from deeplink.core.clock import wait_until
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.testbed import settings
 from deeplink.scheduler.testbed.errors import NotRunningError, SandboxError, did_not_start, not_root
 from deeplink.scheduler.testbed.layout import Hardware
-from deeplink.scheduler.testbed.processes import ProcessId, arguments, descendants, marked, table, until
+from deeplink.scheduler.testbed.processes import ProcessId, arguments, descendants, marked, table
 from deeplink.scheduler.testbed.shape import CTL
 from deeplink.scheduler.testbed.warden import STAY
 
@@ -126,7 +127,7 @@ class Loopback(Hardware):
             held.callback(self.end)
             handles = [self._start(MUNGE)]
             held.callback(lambda: _close(handles))
-            if not until(self.layout.munge_socket.exists, self.clock, timeout_s):
+            if not wait_until(self.layout.munge_socket.exists, self.clock, timeout_s):
                 said = (self.layout.log / f"{MUNGE}.log").read_text(encoding="utf-8", errors="replace")
                 raise did_not_start(MUNGE, f"no socket after {timeout_s:g} s", said[-2000:])
             handles += [self._start(machine) for machine in self.settings.shape.machines]
@@ -194,7 +195,7 @@ class Loopback(Hardware):
         if warden is None:
             raise NotRunningError(machine, self.layout.name)
         warden.send(signal.SIGTERM)
-        if not until(lambda: not warden.alive, self.clock, _END_S):
+        if not wait_until(lambda: not warden.alive, self.clock, _END_S):
             raise did_not_start("crash", f"process {warden.pid} does not end")
         for who in self._brought_to(machine):
             who.send(signal.SIGKILL)
@@ -215,7 +216,7 @@ class Loopback(Hardware):
             os.close(handle)
         else:
             warden.send(signal.SIGHUP)
-        if not until(lambda: self.daemon(machine, table()) is not None, self.clock, timeout_s):
+        if not wait_until(lambda: self.daemon(machine, table()) is not None, self.clock, timeout_s):
             raise did_not_start(machine, f"its daemon does not run after {timeout_s:g} s")
 
     @override
@@ -254,7 +255,7 @@ def sweep(layout: SandboxLayout, clock: Clock) -> None:
     wardens = [who for file in layout.boot.glob("*.pid") if (who := ProcessId.kept(file)) is not None]
     for warden in wardens:
         warden.send(signal.SIGTERM)
-    ended = until(lambda: not any(warden.alive for warden in wardens), clock, _END_S)
+    ended = wait_until(lambda: not any(warden.alive for warden in wardens), clock, _END_S)
     for who in marked(f"{_MARK}={layout.folder}"):
         who.send(signal.SIGKILL)
     if not ended:

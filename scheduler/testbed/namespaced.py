@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from deeplink.core.clock import wait_until
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.testbed import settings, shape, tree
 from deeplink.scheduler.testbed.errors import NotRunningError, bad_name, did_not_start, not_exposed
 from deeplink.scheduler.testbed.layout import Hardware
 from deeplink.scheduler.testbed.processes import (
-    PAUSE_S,
     ProcessId,
     arguments,
     descendants,
     first_processes,
     table,
-    until,
 )
 from deeplink.scheduler.testbed.settings import SSD
 from deeplink.scheduler.testbed.shape import CTL, cable, interface
@@ -52,6 +51,7 @@ BOOT_ID = "/run/deeplink-boot-id"
 """Another one at each boot. All machines share one kernel, and its boot id would be the same on all of them."""
 _BOOT_ID_OF_KERNEL = "/proc/sys/kernel/random/boot_id"
 _LOOK_AGAIN_S = 1.0
+_PAUSE_S = 0.02
 _END_S = 10.0
 _UNSHARE = ("unshare", "--pid", "--mount", "--uts", "--ipc", "--fork", "--kill-child", "--propagation", "private")
 _FRESH_NETWORK = """ip link del "$2" 2>/dev/null
@@ -177,7 +177,7 @@ def end_keeper(keeper: ProcessId, clock: Clock) -> None:
     """End the fabric's process 1: the kernel ends all in its namespaces, then mounts and links."""
     keeper.send(signal.SIGKILL)
     # Process 1 is gone only when all others of its pid namespace are (pid_namespaces(7)).
-    if not until(lambda: not keeper.alive, clock, _END_S):
+    if not wait_until(lambda: not keeper.alive, clock, _END_S):
         raise did_not_start("down", f"process {keeper.pid} does not end")
 
 
@@ -226,7 +226,7 @@ def _await(
         if now > start + timeout_s:
             late = next(argv for argv, marker in markers.items() if not marker.exists())
             give_up(late, f"not ready after {timeout_s:g} s")
-        clock.sleep(PAUSE_S)
+        clock.sleep(_PAUSE_S)
     found = first_processes(list(markers))
     for argv in markers.keys() - found.keys():
         give_up(argv, "its first process ended")
@@ -338,7 +338,7 @@ class Namespaced(Hardware):
         if not keep_link:
             self.cut(machine)
         first.send(signal.SIGKILL)
-        until(lambda: not first.alive, self.clock, _END_S)
+        wait_until(lambda: not first.alive, self.clock, _END_S)
 
     @override
     def boot(self, machine: str, timeout_s: float) -> None:

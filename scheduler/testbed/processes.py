@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from deeplink.core.clock import Clock
 
 _PROC = Path("/proc")
 _DEAD = frozenset("ZXx")
 # Fields of /proc/PID/stat after the command's name, which may hold anything (proc(5)).
 _STATE, _PARENT, _START = 0, 1, 19
-PAUSE_S = 0.02
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -157,13 +155,3 @@ def marked(variable: str) -> list[ProcessId]:
         if who is not None:
             found.append(who)
     return found
-
-
-def until(holds: Callable[[], bool], clock: Clock, timeout_s: float) -> bool:
-    """Return once something holds (True), or once the time is up (False)."""
-    deadline = clock.monotonic() + timeout_s
-    while not holds():
-        if clock.monotonic() > deadline:
-            return False
-        clock.sleep(PAUSE_S)
-    return True

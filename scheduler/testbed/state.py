@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deeplink.core.locks import try_lock
+from deeplink.core.descriptors import try_lock
 from deeplink.core.publish import write_text
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.testbed.errors import NotUpError, SandboxError, did_not_start

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
+from deeplink.scheduler.liveness.probe import PROBE_DEADLINE_S
 from deeplink.scheduler.recovery.evidence import ProbeResult
 from deeplink.scheduler.recovery.node_rules import bars_return
 from deeplink.scheduler.recovery.records import (
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from deeplink.core.types import Attempt, NodeName
     from deeplink.scheduler.journal.journal import Journal
     from deeplink.scheduler.liveness.heartbeats import AgentReport, LauncherHeartbeat
+    from deeplink.scheduler.liveness.probe import Address, Prober
     from deeplink.scheduler.recovery.evidence import NodeSnapshot, Snapshot, WatchPolicy
     from deeplink.scheduler.recovery.records import Incident, JobRecord
     from deeplink.scheduler.slurm.parse import NodeRow
@@ -37,6 +39,7 @@ PROGRESS_S = 3.0  # how old a count of fruitless starts may be: less than any ha
 LATER_S = 10.0  # a boot time is counted back from the node's clock: a smaller step of it is no boot
 LEAKS_EVERY_S = 60.0
 LEAKS_AGAIN_S = 15.0  # how often GPUs are counted: in calm, and while some seem to have leaked
+STALE_S = 3.0  # a row of answers to probes that was not carried on for so long is broken
 REMEMBERED_S = 86_400.0
 PATIENCE_S = 30.0  # how long after its return we wait for a node's agent to tell its kernel, where one told before
 MOST_REMEMBERED = 1_024
@@ -169,7 +172,7 @@ def fruitless_starts(job: JobRecord, incidents: Iterable[Incident]) -> int:
     return count
 
 
-# Nodes: their boots, leaked GPUs, health, and return after a loss.
+# Nodes: their boots, leaked GPUs, answers to probes, health, and return after a loss.
 
 
 class BootAges(NamedTuple):
@@ -254,6 +257,75 @@ class LeakHistory:
             and not row.flags & UNSETTLED_FLAGS
             and row.name not in taken
         }
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """An unbroken row of like answers of one node: away or not."""
+
+    answer: ProbeResult
+    since: float
+    until: float
+    probes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class ProbeHistory:
+    """Probes nodes and remembers how each has answered. One thread only."""
+
+    prober: Prober
+    clock: Clock
+    counts: Counter[ProbeResult] = field(default_factory=Counter)  # answers since this was last cleared
+    _rows: dict[NodeName, _Row] = field(default_factory=dict)
+
+    def probe(self, addresses: Mapping[NodeName, Address]) -> None:
+        """Try these nodes, all at once, for at most half a second."""
+        began = self.clock.monotonic()
+        answers = self.prober.probe(addresses, PROBE_DEADLINE_S) if addresses else {}
+        ended = self.clock.monotonic()
+        self.counts.update(answers.values())
+        rows = {}
+        for name, answer in answers.items():
+            before = self._rows.get(name)
+            if before and before.answer.away == answer.away and before.answer is not ProbeResult.UNKNOWN:
+                rows[name] = _Row(answer, before.since, ended, before.probes + 1)
+            else:
+                rows[name] = _Row(answer, began, ended, 1)
+        # A row that was not carried on this time is broken, unless it is only the other caller's turn.
+        kept = {name: row for name, row in self._rows.items() if name not in rows and ended - row.until < STALE_S}
+        self._rows = {**kept, **rows}
+
+    def forget(self) -> None:
+        """Break every row: it was we who were away."""
+        self._rows.clear()
+
+    def reach(self, name: NodeName) -> bool | None:
+        """Return whether a node answered when it was probed last; None when that says nothing now."""
+        row = self._rows.get(name)
+        if row is None or row.answer is ProbeResult.UNKNOWN or self.clock.monotonic() - row.until > STALE_S:
+            return None
+        return row.answer is ProbeResult.ANSWERS
+
+    def away(self, name: NodeName) -> tuple[float, int]:
+        """Return for how long, and in how many probes, a node has not answered, unbroken and up to now; else 0."""
+        row = self._rows.get(name)
+        if row is None or not row.answer.away or self.clock.monotonic() - row.until > STALE_S:
+            return 0.0, 0
+        return row.until - row.since, row.probes
+
+    def seen(self, nodes: Mapping[NodeName, NodeSnapshot], now: float) -> dict[NodeName, NodeSnapshot]:
+        """Return the nodes with what the probes say of them at `now`, monotonic."""
+        probed = {name: self._seen(nodes[name], row, now) for name, row in self._rows.items() if name in nodes}
+        return {**nodes, **probed}
+
+    @staticmethod
+    def _seen(node: NodeSnapshot, row: _Row, now: float) -> NodeSnapshot:
+        if row.answer is ProbeResult.UNKNOWN:
+            return node
+        lasted, probed_s = row.until - row.since, max(0.0, now - row.until)
+        if row.answer is ProbeResult.ANSWERS:
+            return replace(node, slurmd=row.answer, answering_s=lasted, probed_s=probed_s)
+        return replace(node, slurmd=row.answer, away_s=lasted, away_probes=row.probes, probed_s=probed_s)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import JobId
 from deeplink.scheduler.liveness.heartbeats import NOTHING_SAID, AgentReport, words
-from deeplink.scheduler.liveness.probe import PROBE_DEADLINE_S, Probing, slurmd_port
+from deeplink.scheduler.liveness.probe import PROBE_DEADLINE_S, slurmd_port
 from deeplink.scheduler.recovery.evidence import (
     FORGOTTEN_S,
     TAG,
@@ -29,7 +29,7 @@ from deeplink.scheduler.recovery.judge import frozen_storage
 from deeplink.scheduler.slurm.client import SLURMD_PORT, Slurm
 from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.states import JobState, NodeState
-from deeplink.scheduler.watch.memory import BootHistory, HealthHistory, JournalCache, LeakHistory
+from deeplink.scheduler.watch.memory import BootHistory, HealthHistory, JournalCache, LeakHistory, ProbeHistory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -86,7 +86,7 @@ class Observer:
         self.cluster = ClusterAnswers(at=float("-inf"))
         self.memory = JournalCache(journal=journal, clock=clock)
         self.doubted = self._cut_off = self.tense = False
-        self._probing = Probing(prober=prober, clock=clock)
+        self._probed = ProbeHistory(prober=prober, clock=clock)
         self._boots, self._leaks, self._wellness = BootHistory(), LeakHistory(), HealthHistory()
         self._frozen_at: float | None = None
         self._doubted_at: float | None = None
@@ -98,7 +98,7 @@ class Observer:
     @property
     def probes(self) -> Counter[ProbeResult]:
         """How probes were answered, since this was cleared."""
-        return self._probing.counts
+        return self._probed.counts
 
     def ask(self) -> None:
         """Ask Slurm for its jobs and nodes; where it does not answer, that becomes the news."""
@@ -155,7 +155,7 @@ class Observer:
         suspicious = () if weary else tense(jobs, self.policy)
         self.tense = bool(suspicious)
         self.probe_now(targets(suspicious, before, self.policy))
-        nodes = self._probing.seen(before, now)
+        nodes = self._probed.seen(before, now)
         if frozen_storage(nodes, jobs, self.policy):
             self._frozen_at = now
         lately = self._given_up_lately(nodes)
@@ -208,11 +208,11 @@ class Observer:
 
     def reach(self, name: NodeName) -> bool | None:
         """Return whether a node answered when it was probed last; None when that says nothing now."""
-        return self._probing.reach(name)
+        return self._probed.reach(name)
 
     def lost(self, name: NodeName) -> bool:
         """Return whether our own probes miss a node for as long as a death takes; not while we doubt ourselves."""
-        away_s, probes = self._probing.away(name)
+        away_s, probes = self._probed.away(name)
         return not self.doubted and probes >= self.policy.away_probes and away_s >= self.policy.away_s
 
     def probe_now(self, names: tuple[NodeName, ...]) -> None:
@@ -222,7 +222,7 @@ class Observer:
             for name in names
             if (row := self.cluster.nodes.get(name))
         }
-        self._probing.probe(addresses)
+        self._probed.probe(addresses)
 
     def probe_suspects(self, names: tuple[NodeName, ...]) -> None:
         """Probe these nodes, and a few others where one is silent: alone it would look as if it were us."""
@@ -258,13 +258,13 @@ class Observer:
     def trust(self) -> None:
         """Note that we trust ourselves again. Probes made over a network in doubt say nothing."""
         if self._cut_off:
-            self._probing.forget()
+            self._probed.forget()
         self.doubted = self._cut_off = False
         self.heartbeats.trust(self.clock.monotonic())
 
     def forgive(self) -> None:
         """Forget every unbroken row: it was we who were away."""
-        self._probing.forget()
+        self._probed.forget()
         self.heartbeats.forgive(self.clock.monotonic())
 
     def called(self, job: int) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from deeplink.core.locks import LockHeldError, try_lock
+from deeplink.core.descriptors import LockHeldError, opened, try_lock
 from deeplink.scheduler.journal.journal import JournalError
 from deeplink.scheduler.recovery.evidence import PASSING, Remedy
 from deeplink.scheduler.recovery.judge import cut_off, is_over, judge, unheard
@@ -446,14 +446,11 @@ def leading(journal: Path) -> Iterator[LeaderLock]:
     """Be the only watchdog with this journal, until the block ends; a killed leader's place is free at once."""
     journal.parent.mkdir(parents=True, exist_ok=True)
     path = journal.with_name(journal.name + ".lock")
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+    with opened(path, os.O_RDWR | os.O_CREAT, 0o644) as descriptor:
         if not try_lock(descriptor):
             remedy = "One leads; this one waits, or give it a journal of its own."
             raise LockHeldError(f"another watchdog holds {path}", remedy=remedy)
         yield LeaderLock(last_unix=_last(descriptor), _file=descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _last(descriptor: int) -> float | None:

@@ -28,7 +28,7 @@ from deeplink.cache.pack.shard_pipeline import staging
 from deeplink.cache.packer import PackProgress, PackResult, pack, plan_pack
 from deeplink.cache.reader import Reader
 from deeplink.cache.store.store import Store
-from deeplink.core.locks import LockHeldError
+from deeplink.core.descriptors import LockHeldError
 from deeplink.core.types import Member, NodeName
 from tests.cache.agents import Agents, config_below, small_files, write_tree
 from tests.cache.records import records

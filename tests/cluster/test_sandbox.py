@@ -15,13 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.core.clock import SystemClock
+from deeplink.core.clock import SystemClock, wait_until
 from deeplink.core.types import JobId
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.testbed.cluster import Options, Sandbox
 from deeplink.scheduler.testbed.errors import NotRunningError, NotUpError, SandboxError
-from deeplink.scheduler.testbed.processes import until
 from deeplink.scheduler.testbed.shape import CTL, Shape
 from tests.cluster.conftest import PATIENT, Factory
 from tests.cluster.jobs import submit
@@ -32,7 +31,7 @@ TWO = Shape.of(2)
 
 
 def eventually(holds: Callable[[], bool], timeout_s: float = LIMIT_S) -> None:
-    assert until(holds, SystemClock(), timeout_s)
+    assert wait_until(holds, SystemClock(), timeout_s)
 
 
 def said(sandbox: Sandbox, machine: str, *argv: str, root: bool = False) -> str:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from deeplink.core.clock import wait_until
+from deeplink.core.descriptors import try_lock
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.locks import lock_within
 from deeplink.core.private import private_folder
 from deeplink.core.publish import write_unsynced
 from deeplink.scheduler.placement.hint import cluster_survey
@@ -181,7 +182,7 @@ def alone(folder: Path, clock: Clock) -> Iterator[bool]:
     with file:
         had = False
         with suppress(OSError):  # storage without locks
-            had = lock_within(file.fileno(), LOCK_WAIT_S, clock)
+            had = wait_until(partial(try_lock, file.fileno()), clock, LOCK_WAIT_S)
         yield had
 
 

@@ -14,8 +14,8 @@ import zlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from deeplink.core.descriptors import LockHeldError, opened, try_lock
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.locks import LockHeldError, try_lock
 from deeplink.core.private import private_folder
 from deeplink.scheduler.placement.hint import decision as record
 from deeplink.scheduler.placement.hint.decision import Decision, HintKind, Recorded
@@ -241,17 +241,12 @@ def holding(path: Path, since_unix: float) -> Iterator[None]:
 def runs(path: Path) -> bool:
     """Whether a planner holds the lock at this moment."""
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two that ask at once do not see each other
+        with opened(path, os.O_RDWR) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two that ask at once do not see each other
     except BlockingIOError:
         return True
-    except OSError:  # storage without locks: then no planner holds one
+    except OSError:  # no file, or storage without locks: then no planner holds one
         return False
-    finally:
-        os.close(lock)
     return False
 
 

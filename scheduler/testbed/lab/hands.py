@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deeplink.core.descriptors import opened
 from deeplink.core.publish import published_file
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.testbed import state
@@ -149,13 +150,10 @@ def _mend(file: Path, kept: Path) -> None:
 
 def _chmod(folder: Path, mode: int, new: int) -> None:
     # Whoever removed the folder, or gave it a mode, is not undone; nor does a link in its place lead us elsewhere.
-    with suppress(FileNotFoundError, NotADirectoryError):
-        opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            if stat.S_IMODE(os.fstat(opened).st_mode) == mode:
-                os.chmod(f"/proc/self/fd/{opened}", new)  # noqa: PTH101 - O_PATH takes no fchmod
-        finally:
-            os.close(opened)
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+    with suppress(FileNotFoundError, NotADirectoryError), opened(folder, flags) as held:
+        if stat.S_IMODE(os.fstat(held).st_mode) == mode:
+            os.chmod(f"/proc/self/fd/{held}", new)  # noqa: PTH101 - O_PATH takes no fchmod
 
 
 def _write(sandbox: Sandbox, file: Path, text: str) -> None:

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from deeplink.cli import cli
 from deeplink.core.clock import ManualClock
 from deeplink.core.config import Config
-from deeplink.core.locks import LockHeldError
+from deeplink.core.descriptors import LockHeldError
 from deeplink.core.types import NodeName
 from deeplink.ops.waiting_jobs import MOST_AT_ONCE, BackgroundPrefetch, surveyed
 from deeplink.scheduler.jobs.job_view import me

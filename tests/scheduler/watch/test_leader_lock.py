@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.core.locks import LockHeldError
+from deeplink.core.descriptors import LockHeldError
 from deeplink.scheduler.watch.watchdog import leading
 
 

@@ -6,8 +6,8 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from deeplink.core.clock import ManualClock
-from deeplink.core.locks import lock_within, try_lock
+from deeplink.core.clock import ManualClock, wait_until
+from deeplink.core.descriptors import try_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,8 +43,8 @@ def test_a_lock_is_waited_for_so_long_and_no_longer(tmp_path: Path) -> None:
     clock = ManualClock()
     with opened(tmp_path / "lock") as second:
         with opened(tmp_path / "lock") as first:
-            assert lock_within(first, 0.0, clock)
+            assert wait_until(lambda: try_lock(first), clock, 0.0)
             began = clock.monotonic()
-            assert not lock_within(second, 2.0, clock)
+            assert not wait_until(lambda: try_lock(second), clock, 2.0)
             assert 2.0 <= clock.monotonic() - began < 2.1
-        assert lock_within(second, 0.0, clock)
+        assert wait_until(lambda: try_lock(second), clock, 0.0)

@@ -1,23 +1,38 @@
-"""Locks between processes, on open files and folders; the kernel frees those of a process that is killed."""
+"""Open files and folders by their descriptors, and locks on them between processes.
+
+The kernel frees the locks of a process that is killed.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from deeplink.core.errors import DeepLinkError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
-
-    from deeplink.core.clock import Clock
-
-_PAUSE_S = 0.05
 
 
 class LockHeldError(DeepLinkError):
     """Another process does already what this one was to do, and holds the lock for it."""
+
+
+@contextmanager
+def opened(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> Iterator[int]:
+    """Give the descriptor of a file or folder, open as os.open(2) has it; `mode` is that of a new file.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC, mode)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def try_lock(descriptor: int, path: Path | None = None) -> bool:
@@ -33,17 +48,3 @@ def try_lock(descriptor: int, path: Path | None = None) -> bool:
         return path is None or os.path.samestat(os.fstat(descriptor), path.stat())
     except (BlockingIOError, FileNotFoundError):
         return False
-
-
-def lock_within(descriptor: int, wait_s: float, clock: Clock) -> bool:
-    """Lock as `try_lock` does as soon as it is free; False where it was not within `wait_s` seconds.
-
-    Raises:
-        OSError: the storage has no locks.
-    """
-    until = clock.monotonic() + wait_s
-    while not try_lock(descriptor):
-        if clock.monotonic() >= until:
-            return False
-        clock.sleep(_PAUSE_S)
-    return True

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from deeplink.core.clock import ManualClock
 from deeplink.core.types import NodeName
-from deeplink.scheduler.liveness.probe import STALE_S, Probing
 from deeplink.scheduler.recovery.evidence import NodeSnapshot, ProbeResult
+from deeplink.scheduler.watch.memory import STALE_S, ProbeHistory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,13 +36,13 @@ class Scripted:
         return {name: self.answers[name] for name in targets}
 
 
-def probing() -> tuple[Probing, Scripted]:
+def probing() -> tuple[ProbeHistory, Scripted]:
     clock = ManualClock()
     prober = Scripted(clock)
-    return Probing(prober=prober, clock=clock), prober
+    return ProbeHistory(prober=prober, clock=clock), prober
 
 
-def seen(one: Probing, name: NodeName = N1) -> NodeSnapshot:
+def seen(one: ProbeHistory, name: NodeName = N1) -> NodeSnapshot:
     return one.seen({name: NodeSnapshot(name=name)}, one.clock.monotonic())[name]
 
 
