@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from deeplink.scheduler.testbed.cluster import Sandbox
 from deeplink.scheduler.testbed.shape import CTL
 from tests.cluster.jobs import folder_of, submit
 from tests.cluster.watchdogs import watchdog
+from tests.processes import PATIENT_SBATCH
 from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.cluster]
@@ -61,7 +63,7 @@ def clear(sandbox: Sandbox) -> None:
 
 def wish(sandbox: Sandbox, *words: str, **env: str) -> tuple[int, Recorded]:
     """Submit a job that sleeps; return its id and what is on its record."""
-    argv = ["deeplink", "sbatch", "--parsable", "-o", "/dev/null", *words, "--wrap", "sleep 600"]
+    argv = [*PATIENT_SBATCH, "--parsable", "-o", "/dev/null", *words, "--wrap", "sleep 600"]
     done = sandbox.run(CTL, argv, env=WITHOUT_PLANNER | env)
     assert done.code == 0, done.stderr
     job = int(done.stdout)
@@ -189,7 +191,8 @@ def test_a_race_that_was_lost_is_mended(sandbox: Sandbox) -> None:
     (folder / "sbatch").write_text(f"#!/bin/bash\n{thief}")
     (folder / "sbatch").chmod(0o755)
     argv = (
-        f"PATH={folder}:$PATH exec deeplink sbatch --parsable -N4 --exclusive --deeplink-data=images -o /dev/null"
+        f"PATH={folder}:$PATH exec {shlex.join(PATIENT_SBATCH)} --parsable -N4 --exclusive --deeplink-data=images"
+        " -o /dev/null"
     )
     done = sandbox.run(CTL, ["bash", "-c", f"{argv} --wrap 'sleep 600'"], env=WITHOUT_PLANNER)
     assert done.code == 0, done.stderr

@@ -16,6 +16,7 @@ from deeplink.scheduler.testbed.cluster import Options, Sandbox
 from deeplink.scheduler.testbed.shape import CTL, Shape
 from tests.cluster.test_placing import hold, other_than_stock
 from tests.cluster.watchdogs import watchdog
+from tests.processes import PATIENT_SBATCH
 from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -33,7 +34,7 @@ class Cluster:
     env: dict[str, str]
 
     def submit(self, *words: str) -> tuple[int, Recorded]:
-        argv = ["deeplink", "sbatch", "--parsable", "-o", "/dev/null", *words, "--wrap", "sleep 900"]
+        argv = [*PATIENT_SBATCH, "--parsable", "-o", "/dev/null", *words, "--wrap", "sleep 900"]
         done = self.sandbox.run(CTL, argv, env={"DEEPLINK_PLAN": "off", **self.env})
         assert done.code == 0, done.stderr
         job = int(done.stdout)

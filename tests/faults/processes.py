@@ -130,6 +130,11 @@ class Node:
         """Whether its process runs, frozen or not."""
         return self.popen is not None and self.popen.poll() is None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process has ended by itself, as no test told it to."""
+        return self.popen is not None and not self.is_up and not (self.popen.stdin and self.popen.stdin.closed)
+
     def start(self) -> None:
         """Begin to run; `await_ready` says when it serves."""
         options = ["--name", self.name, "--bind", f"127.0.0.1:{self.port}", "--store", str(self.root / self.name)]
@@ -224,10 +229,11 @@ class Nodes:
         source.rename(source.with_name("moved"))
 
     def stop(self) -> None:
-        """End all of them."""
+        """End all of them; one that has ended by itself is a failure."""
+        gone = [node for node in self.nodes if node.has_ended]
         for node in self.nodes:
-            if node.is_up:
-                node.kill()
+            node.kill()
+        assert not gone, "\n".join(f"{node.name} ended by itself: {node.log.read_text()[-3000:]}" for node in gone)
 
 
 class Loop:

@@ -27,6 +27,7 @@ from deeplink.scheduler.liveness.watchdog_client import BINDINGS, bindings_of
 from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed, constants_text
 from deeplink.scheduler.testbed.processes import ProcessId
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
+from tests.processes import PATIENT_SBATCH
 from tests.scheduler.watch.callers import authorizer
 from tests.waiting import LIMIT_S
 
@@ -140,21 +141,8 @@ def foresees(env: dict[str, str], **said: tuple[str, str]) -> None:
         Path(f"{env['TOLD']}.{name}").write_text(" ".join(words))
 
 
-# On a busy machine the programs and the watchdog of a test take longer than a user is to wait for a hint.
-PATIENT = f"""
-import sys
-from deeplink.cli import main
-from deeplink.ops import submit
-from deeplink.scheduler.liveness import watchdog_client
-from deeplink.scheduler.placement.hint import making
-submit.TRIAL_S = making.ANSWER_S = watchdog_client.asked_watchdog.__kwdefaults__["timeout_s"] = {LIMIT_S}
-sys.argv = ["deeplink", "sbatch", *sys.argv[1:]]
-main()
-"""
-
-
 def sbatch(env: dict[str, str], *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-c", PATIENT, *words]
+    argv = [*PATIENT_SBATCH, *words]
     return subprocess.run(argv, env=env, input=stdin, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 

@@ -42,10 +42,8 @@ def all_reduce(step):
 for step in range(first + 1, steps + 1):
     while str(step) == os.environ.get("GATE") and attempt == "0" and not (folder / "go").exists():
         time.sleep(0.01)
-    if step == 110 and os.environ.get("PAUSE_AT_110") and attempt == "0":
-        until = time.monotonic() + float(os.environ["PAUSE_AT_110"])
-        while time.monotonic() < until:
-            sum(range(10_000))
+    while str(step) == os.environ.get("PAUSE_AT") and attempt == "0" and not (folder / "go").exists():
+        sum(range(10_000))
     time.sleep(0.05)
     all_reduce(step)
     deeplink.report(step=step, work_s=0.05 * (2.0 if os.environ.get("SLOW") == str(rank) else 1.0))
@@ -180,7 +178,10 @@ def test_a_stopped_rank_below_torchrun_is_found_on_its_own_node(run: Callable[..
 
 
 def test_a_pause_in_which_ranks_work_is_told_and_nothing_else(run: Callable[..., Run]) -> None:
-    job = run("--local", "2", steps=120, PAUSE_AT_110="14")
+    job = run("--local", "2", steps=120, PAUSE_AT="110")
+    job.wait_for(lambda: job.events("late"))
+    time.sleep(4.0)  # they are looked at again meanwhile
+    (job.folder / "go").touch()
     code, said = job.ended()
     assert code == 0, said
     assert not job.events("relaunch")

@@ -46,6 +46,7 @@ state = folder / "state"
 step = int(state.read_text()) if state.exists() else 0
 relaunch = os.environ["DEEPLINK_ATTEMPT"].rpartition(".")[2]
 (folder / f"{relaunch}.{rank}.{os.environ['DEEPLINK_NODE']}").write_text(str(os.getpid()))
+(folder / f"from.{relaunch}.{rank}").write_text(str(step))
 while step < steps or (relaunch == "0" and os.environ.get("LOSES_A_NODE")):
     time.sleep(0.05)
     if os.environ.get("HANG_AT") == str(step) and os.environ["DEEPLINK_ATTEMPT"].endswith(".0"):
@@ -124,7 +125,7 @@ def test_ranks_that_fail_once_go_on_where_they_were_saved(tmp_path: Path) -> Non
     code, said = run.ended()
     assert code == 0, said
     assert run.events("relaunch")[0]["because"] == "rank 1 on local1: exit code 5"
-    assert run.events("first-step")[1]["step"] > 5, "it went on where it was saved"
+    assert int((tmp_path / "from.1.0").read_text()) >= 5, "it went on where it was saved"
     assert recorded(run) == [("rank-failed", "relaunch", "recovered")]
 
 
@@ -134,7 +135,9 @@ def test_ranks_that_fail_again_without_a_new_step_are_the_applications_failure(t
     assert code == 5, said
     attempts = run.events("attempt-started")
     assert len(attempts) == 2
-    assert attempts[0]["nodes"] != attempts[1]["nodes"], "there was another node to try"
+    silent = {node for event in run.events("node-silent") for node in event["nodes"]}
+    if len(run.events("agents-ready")[0]["agents"].keys() - silent) > 1:  # a starved one may come up too late
+        assert attempts[0]["nodes"] != attempts[1]["nodes"], "there was another node to try"
     assert "the application" in run.events("ended")[0]["because"]
     assert recorded(run) == [("rank-failed", "relaunch", "recovered"), ("application-failed", "none", "failed")]
 
@@ -172,7 +175,7 @@ def test_a_node_that_dies_is_replaced_by_the_spare(tmp_path: Path) -> None:
     assert run.events("node-silent")[0]["nodes"] == ["local1"]
     assert run.events("attempt-started")[1]["nodes"] == ["local0", "local2"]
     assert [attempt["groups_cut"] for attempt in run.events("attempt-started")] == [{"2": 0}, {"2": 0}]
-    assert run.events("first-step")[1]["step"] > 5, "it went on where it was saved"
+    assert int((tmp_path / "from.1.0").read_text()) >= 5, "it went on where it was saved"
     assert run.events("ended")[0]["attempts"] == 2
 
 
