@@ -50,7 +50,7 @@ _CHECK_EVERY_S = 5.0
 MOST_BOARDS: Final = 8
 MOST_BOARD_BYTES: Final = 256 << 20
 MOST_PIECE: Final = 48 << 10
-"""Longer messages go in several pieces; a request has 60,000 bytes at most (`rpc.forksafe`)."""
+"""Longer messages go in several pieces; a request has 60,000 bytes at most (`rpc.plain`)."""
 _CALL_S: Final = 5.0
 _RETRY_S: Final = 20.0
 """An agent that does not answer for so long is gone."""

@@ -38,9 +38,8 @@ _of_the_keeper: list[ExitStack] = []  # in a child: what is not its own to tidy 
 
 _EPILOG = """
 Ready is one line of JSON on standard output (and READY=1 to systemd, Type=notify): node, address,
-topology_address, token_file, store, interface, pid, weight, data_port (a second port, for samples alone: 100 above
-that of --bind; readers find it by themselves). SIGTERM and SIGINT end it: a job's within a second, one
-that stands within five.
+topology_address, token_file, store, interface, pid, weight. SIGTERM and SIGINT end it: a job's within a second,
+one that stands within five.
 
 \b
 Examples:

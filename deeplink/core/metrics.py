@@ -75,7 +75,8 @@ CACHE_SERVED_BYTES = Counter("deeplink_cache_served_bytes", "Bytes of samples se
 CACHE_REFUSED_SAMPLES = Counter("deeplink_cache_refused_samples", "Samples asked for that could not be sent.")
 CACHE_DAMAGED_SHARDS = Counter("deeplink_cache_damaged_shards", "Shards found damaged and put into quarantine.")
 CACHE_REFUSED_CALLS = Counter(
-    "deeplink_cache_refused_calls", "Calls and connections refused by the data port: too many, or out of bounds."
+    "deeplink_cache_refused_calls",
+    "Calls and connections of our own clients refused: too many, or out of bounds.",
 )
 CACHE_READ_SECONDS = Histogram("deeplink_cache_read_seconds", "Time to answer a batch of samples.")
 

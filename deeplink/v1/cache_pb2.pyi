@@ -188,8 +188,6 @@ class StatReply(_message.Message):
     SOURCE_BYTES_FIELD_NUMBER: _builtins.int
     SOURCE_REQUESTS_FIELD_NUMBER: _builtins.int
     FILLING_FIELD_NUMBER: _builtins.int
-    DATA_PORT_FIELD_NUMBER: _builtins.int
-    PROTOCOL_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     free_bytes: _builtins.int
     budget_bytes: _builtins.int
@@ -199,10 +197,6 @@ class StatReply(_message.Message):
     source_requests: _builtins.int
     filling: _builtins.int
     """shards that are being brought, or wait for it"""
-    data_port: _builtins.int
-    """of the same host: serves Read alone, with less copying; 0: there is none"""
-    protocol: _builtins.int
-    """what the data port speaks; whoever knows another one stays with this port"""
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardStat]: ...
     def __init__(
@@ -215,12 +209,10 @@ class StatReply(_message.Message):
         source_bytes: _builtins.int = ...,
         source_requests: _builtins.int = ...,
         filling: _builtins.int = ...,
-        data_port: _builtins.int = ...,
-        protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "data_port", b"data_port", "filling", b"filling", "free_bytes", b"free_bytes", "node", b"node", "protocol", b"protocol", "shards", b"shards", "source_bytes", b"source_bytes", "source_requests", b"source_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "filling", b"filling", "free_bytes", b"free_bytes", "node", b"node", "shards", b"shards", "source_bytes", b"source_bytes", "source_requests", b"source_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -95,9 +95,8 @@ class CacheServicer(object):
 
     def Read(self, request_iterator, context):
         """Ordered batches of extents. A request is answered by one or more replies with its id, whose items are the
-        request's extents in order; requests are answered in the order they came. Both ends may send and parse these
-        messages as raw bytes (deeplink.cache.transfer.frames), so that the body is copied once; the layout is the protobuf
-        encoding below, so any gRPC client can call it.
+        request's extents in order; requests are answered in the order they came. For any gRPC client; our own readers
+        ask in frames (docs/decisions/0036-frames.md).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,9 +37,8 @@ class CacheStub:
     """What this member holds."""
     Read: _grpc.StreamStreamMultiCallable[_cache_pb2.ReadRequest, _cache_pb2.ReadReply]
     """Ordered batches of extents. A request is answered by one or more replies with its id, whose items are the
-    request's extents in order; requests are answered in the order they came. Both ends may send and parse these
-    messages as raw bytes (deeplink.cache.transfer.frames), so that the body is copied once; the layout is the protobuf
-    encoding below, so any gRPC client can call it.
+    request's extents in order; requests are answered in the order they came. For any gRPC client; our own readers
+    ask in frames (docs/decisions/0036-frames.md).
     """
     Put: _grpc.StreamUnaryMultiCallable[_cache_pb2.PutRequest, _cache_pb2.PutReply]
     """A whole sealed shard, in order; published on this member when the last byte has been verified."""
@@ -70,9 +69,8 @@ class CacheAsyncStub(CacheStub):
     """What this member holds."""
     Read: _aio.StreamStreamMultiCallable[_cache_pb2.ReadRequest, _cache_pb2.ReadReply]  # type: ignore[assignment]
     """Ordered batches of extents. A request is answered by one or more replies with its id, whose items are the
-    request's extents in order; requests are answered in the order they came. Both ends may send and parse these
-    messages as raw bytes (deeplink.cache.transfer.frames), so that the body is copied once; the layout is the protobuf
-    encoding below, so any gRPC client can call it.
+    request's extents in order; requests are answered in the order they came. For any gRPC client; our own readers
+    ask in frames (docs/decisions/0036-frames.md).
     """
     Put: _aio.StreamUnaryMultiCallable[_cache_pb2.PutRequest, _cache_pb2.PutReply]  # type: ignore[assignment]
     """A whole sealed shard, in order; published on this member when the last byte has been verified."""
@@ -112,9 +110,8 @@ class CacheServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_cache_pb2.ReadReply], _abc.AsyncIterator[_cache_pb2.ReadReply]]:
         """Ordered batches of extents. A request is answered by one or more replies with its id, whose items are the
-        request's extents in order; requests are answered in the order they came. Both ends may send and parse these
-        messages as raw bytes (deeplink.cache.transfer.frames), so that the body is copied once; the layout is the protobuf
-        encoding below, so any gRPC client can call it.
+        request's extents in order; requests are answered in the order they came. For any gRPC client; our own readers
+        ask in frames (docs/decisions/0036-frames.md).
         """
 
     @_abc_1.abstractmethod

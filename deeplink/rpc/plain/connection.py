@@ -191,9 +191,16 @@ class PlainConnection:
                 self._is_proven = True
             unsent, self._unsent = self._unsent, b""
             self._link.send(unsent)
-        except OSError as problem:
-            raise _silence(self.address, problem) from problem
+        except (OSError, PlainSilentError) as problem:
+            raise self._unproven(problem) from problem
         return True
+
+    def _unproven(self, problem: OSError | PlainSilentError) -> PlainSilentError:
+        """Return the error for an agent that ends the connection instead of proving that it knows the token."""
+        found = problem if isinstance(problem, PlainSilentError) else _silence(self.address, problem)
+        if found.is_late or self._is_proven or not self._is_greeted:
+            return found
+        return PlainSilentError(self.address, f"{found.problem}, unproven: an agent of another release, or none")
 
     def _is_challenged(self) -> bool:
         if not self._link.has(HEAD.size):

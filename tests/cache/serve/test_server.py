@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from deeplink.cache.errors import MemberBusyError, MemberError, MemberSilentError
+from deeplink.cache.errors import MemberError, MemberSilentError
 from deeplink.cache.format.block import SPAN
 from deeplink.cache.serve import server
 from deeplink.cache.transfer import frames
@@ -117,8 +117,8 @@ def test_reads_that_stay_open_leave_room_for_other_calls(
             list(stub.Read(iter([message]), timeout=LIMIT_S))
         transport = PlainTransport(agents.token, SystemClock())
         request = frames.ExtentsRequest(0, [], np.empty(0, frames.EXTENT))
-        with pytest.raises(MemberBusyError):
-            transport.start(member, request, 10, Places.alone(request)).result()
+        # Our own clients have places of their own, whatever clients of gRPC hold.
+        assert transport.start(member, request, 10, Places.alone(request)).result().status.tolist() == []
         assert stub.Stat(cache_pb2.StatRequest(), timeout=LIMIT_S).shards[0].id == sealed.id
         enough.set()
         assert [list(stream) for stream in streams] == [[], []]
