@@ -39,10 +39,15 @@ def all_reduce(step):
     while not all((folder / f"at.{other}.{step}").exists() for other in range(int(os.environ["WORLD_SIZE"]))):
         time.sleep(0.01)
 
+end = time.monotonic() + 500
+
+def waits(step, where):
+    return str(step) == os.environ.get(where) and attempt == "0" and not (folder / "go").exists()
+
 for step in range(first + 1, steps + 1):
-    while str(step) == os.environ.get("GATE") and attempt == "0" and not (folder / "go").exists():
+    while waits(step, "GATE") and time.monotonic() < end:
         time.sleep(0.01)
-    while str(step) == os.environ.get("PAUSE_AT") and attempt == "0" and not (folder / "go").exists():
+    while waits(step, "PAUSE_AT") and time.monotonic() < end:
         sum(range(10_000))
     time.sleep(0.05)
     all_reduce(step)
