@@ -170,7 +170,8 @@ class _RawLongSample(_WithDescriptor, io.RawIOBase):
 
     def __init__(self, name: str, sample: LongSample, path: str) -> None:
         super().__init__()
-        self.name, self._sample, self._path, self._at = name, sample, path, 0
+        self.name, self._sample, self._path = name, sample, path
+        self._at, self._is_real = 0, False
 
     @override
     def _open_descriptor(self) -> int:
@@ -200,9 +201,19 @@ class _RawLongSample(_WithDescriptor, io.RawIOBase):
     def readinto(self, into: Any) -> int:
         view = memoryview(into).cast("B")
         count = max(min(len(view), self._sample.bytes - self._at), 0)
-        view[:count] = self._sample.read(self._at, self._at + count)
-        self._at += count
-        return count
+        piece = self._piece(count)
+        view[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+    def _piece(self, count: int) -> bytes:
+        if not self._is_real:
+            try:
+                return self._sample.read(self._at, self._at + count)
+            except DeepLinkError as problem:
+                log.warning("%s is read itself: %s", self._path, problem)
+                self._is_real = True
+        return os.pread(self.fileno(), count, self._at)
 
 
 class _FoundSample(NamedTuple):

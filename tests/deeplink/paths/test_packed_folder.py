@@ -312,6 +312,18 @@ def test_long_samples_are_read_in_pieces(tmp_path: Path) -> None:
         assert mapped(str(root / "long.bin")) == np.fromfile(root / "long.bin", np.uint8).tobytes() == data
 
 
+def test_a_long_sample_that_the_cache_cannot_give_is_read_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, config = packed_tree(tmp_path, {"long.bin": bytes(33 << 20)})
+    shutil.rmtree(config.store)
+    (root / "long.bin").write_bytes(b"x" * (33 << 20))
+    with served(config), open(root / "long.bin", "rb") as file:
+        file.seek(5)
+        assert file.read() == b"x" * ((33 << 20) - 5)
+    assert caplog.text.count("is read itself") == 1
+
+
 def test_a_served_file_is_not_written_to(tree: tuple[Path, Config]) -> None:
     root, config = tree
     with served(config):
