@@ -17,6 +17,7 @@ import numpy as np
 
 from deeplink.cache import membership
 from deeplink.cache.errors import MemberBusyError, MemberError, MemberSilentError
+from deeplink.cache.rendezvous import CANDIDATES, RendezvousOrder
 from deeplink.cache.transfer import frames
 from deeplink.cache.transfer.frames import Asking, BatchOutcome, Places
 from deeplink.v1 import cache_pb2
@@ -189,7 +190,7 @@ class MemberPool:
         self._count = count
         self._index, self._transport, self._clock, self._deadline_s = index, transport, clock, deadline_s
         self._members = {member.name: member for member in members}
-        self._known, self._node = membership.standing(members), node
+        self._order, self._node = RendezvousOrder(self._members, membership.standing(members)), node
         self._breaker, self._pace = Breaker(), LatencyTracker(deadline_s / 4)
         self._busy_until: dict[NodeName, float] = {}
         self._lock = threading.Lock()
@@ -223,9 +224,10 @@ class MemberPool:
         """Return the members to be asked for a shard, in order; the busy ones last."""
         ranked = self._ranked.get(shard)
         if ranked is None:
-            everyone = membership.ranked(self._index.shards[shard].id, self._members, self._known)
+            everyone = self._order.first(self._index.shards[shard].id, CANDIDATES)
             # This node's own agent is last: the sample was not here a moment ago, and it is to bring its shard.
-            ranked = self._ranked[shard] = tuple(sorted(everyone, key=lambda name: name == self._node))
+            own = (self._node,) if self._node in self._members else ()
+            ranked = self._ranked[shard] = (*(name for name in everyone if name != self._node), *own)
         if last_resort:
             return ranked
         if not (skipped or self._not_held or self._busy_until):
