@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # grpc, pyarrow or torch. tests/deeplink/cli/test_main.py holds it against the modules.
 VERBS = {
     "pack": "Pack a folder of small files, or what is in tars and tables, into shards.",
-    "index": "Show, verify, rebuild or remove the index of a dataset's version.",
+    "index": "Show, verify, rebuild, merge or remove the index of a dataset's version.",
     "ls": "List datasets, folders and samples.",
     "info": "Show all that is known of a dataset, folder or sample.",
     "cat": "Write samples to standard output, one after another.",
