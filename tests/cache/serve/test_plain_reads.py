@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
+import deeplink
 from deeplink.cache.errors import MemberError
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
@@ -187,6 +189,19 @@ def test_members_that_came_back_are_read_on(agents: Agents, spread: Config, file
             agents.restart(member)
             assert read_all(reader, seed=2) == files
         assert reader.stats().failures == 0
+
+
+@pytest.mark.slow
+def test_workers_of_a_dataloader_forked_beside_an_open_connection_read_for_themselves(
+    spread: Config, files: dict[str, bytes]
+) -> None:
+    dataset = deeplink.Dataset("digits", labels=False, config=spread)
+    dataset[0]  # the connections of this process are open when the workers come
+    for _ in range(2):
+        loader = DataLoader(dataset, batch_size=7, num_workers=2, collate_fn=list, multiprocessing_context="fork")
+        assert sorted(item for batch in loader for item in batch) == sorted(files.values())
+    assert dataset[0] in files.values()
+    dataset.close()
 
 
 def test_the_agent_of_another_node_is_not_taken_for_the_member(
