@@ -93,11 +93,12 @@ class Crowd:
 
     def _round(self, asking: int) -> None:
         clock = SystemClock()
-        connections = [PlainConnection(self._address, self._token, clock) for _ in range(asking)]
+        connections = list[PlainConnection]()
         try:
-            for connection in connections:
-                connection.send(READ_METHOD, self._message, self._deadline)
-                connection.flush()
+            for _ in range(asking):
+                connections.append(PlainConnection(self._address, self._token, clock))
+                connections[-1].send(READ_METHOD, self._message, self._deadline)
+                connections[-1].flush()  # a stranger that says nothing has ten seconds
             for connection in connections:
                 self.memory = max(self.memory, memory_of(self._pid))
                 try:
