@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,22 +16,19 @@ from typing_extensions import override
 
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import (
-    HomeError,
     IndexFormatError,
     IndexMendedError,
     KeyMissingError,
     SampleUnavailableError,
-    SourceChangedError,
 )
-from deeplink.cache.format import block
 from deeplink.cache.membership import configured_members, members_token, node_name, site_members
 from deeplink.cache.read.batch import Arenas, Batch
+from deeplink.cache.read.fallback import Fallback
 from deeplink.cache.read.local import LocalReader
+from deeplink.cache.read.step_aside import RawComparison
 from deeplink.cache.replicate.budget import keep_to_budget
-from deeplink.cache.replicate.fetching import HOME, SOURCE, Healer, WantedShard
-from deeplink.cache.source.cap import CappedSource, SourceCap, TokenBucket
-from deeplink.cache.source.home import open_home
-from deeplink.cache.source.source import open_source
+from deeplink.cache.replicate.fetching import Healer, WantedShard
+from deeplink.cache.source.cap import SourceCap, TokenBucket
 from deeplink.cache.store.store import Store
 from deeplink.cache.transfer.fleet import MemberPool
 from deeplink.cache.transfer.frames import BatchOutcome
@@ -45,11 +41,9 @@ from deeplink.core.mounts import slowness
 from deeplink.rpc.tokens import read_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from deeplink.cache.format.index import Index
-    from deeplink.cache.source.home import PackedHome
-    from deeplink.cache.source.source import Source
     from deeplink.core.types import Member, Version
 
 log = logging.getLogger(__name__)
@@ -60,9 +54,8 @@ _RANK_SHARE = 10
 """How much more a rank may take from the source than agents that fill in the background: training waits for it."""
 _MENDINGS = 8
 """Tries to read with an index of which a part was just restored; a batch comes by no more parts."""
-_FALLBACK_THREADS = 16
-_FEW = 4
-"""So many samples are read from the source one after another: threads would take longer to start."""
+_COMPARED = 64
+"""Samples that are read at the source to compare."""
 
 _Read = TypeVar("_Read")
 
@@ -113,6 +106,10 @@ class ReadTotals:
             self._longest_wait_s = max(self._longest_wait_s, seconds)
             self._counts["stalls"] += is_stall
 
+    def count_of(self, name: str) -> int:
+        """Return one field of `ReadStats`."""
+        return self._counts[name]
+
     def stats(self) -> ReadStats:
         """Return what was counted so far."""
         with self._lock:
@@ -130,90 +127,6 @@ class ReadTotals:
         return {name: float(count) for name, count in counts.items()} if any(counts.values()) else {}
 
 
-@dataclass(frozen=True, slots=True)
-class Fallen:
-    """Samples that were read from home or source, and per position that neither gave, why."""
-
-    problems: dict[int, list[str]]
-    counts: Mapping[str, int]  # for fields of `ReadStats`
-
-
-class Fallback:
-    """Reads samples that no member gave: pieces of the packed home's shards, else the small files themselves.
-
-    Safe to use from several threads; each process needs its own.
-    """
-
-    def __init__(self, index: Index, cap: SourceCap) -> None:
-        self._index, self._cap = index, cap
-        self._source: Source | None = None
-        self._home: PackedHome | None = None
-        self._pool: ThreadPoolExecutor | None = None
-
-    def fill(self, rows: np.ndarray, positions: np.ndarray, batch: Batch) -> Fallen:
-        """Fill `batch[p]` with the bytes of `rows[p]` for each of `positions`; many of them many at a time."""
-        wanted = positions.tolist()
-        if len(wanted) > _FEW:
-            self._pool = self._pool or ThreadPoolExecutor(
-                _FALLBACK_THREADS, thread_name_prefix="deeplink-fallback"
-            )
-            calls = [self._pool.submit(self._read, int(rows[p]), batch[p]) for p in wanted]
-            try:
-                tried = [call.result() for call in calls]
-            finally:
-                # Whatever ends this: nothing is written into the batch any more once it is given back.
-                for call in calls:
-                    call.cancel()
-                wait(calls)
-        else:
-            tried = [self._read(int(rows[p]), batch[p]) for p in wanted]
-        problems = {position: why for position, why in zip(wanted, tried, strict=True) if not isinstance(why, str)}
-        counts: Counter[str] = Counter()
-        for position, place in zip(wanted, tried, strict=True):
-            if isinstance(place, str):
-                counts[f"{place}_samples"] += 1
-                counts[f"{place}_bytes"] += len(batch[position])
-        return Fallen(problems, counts)
-
-    def _read(self, row: int, into: memoryview) -> str | list[str]:
-        """Read one sample; return where it was, or why no place gave it."""
-        problems: list[str] = []
-        ways = {HOME: self._from_home} if self._index.home else {}
-        for place, read in {**ways, SOURCE: self._from_source}.items():
-            try:
-                read(row, into)
-            except DeepLinkError as problem:
-                problems.append(str(problem))
-            else:
-                return place
-        return problems
-
-    def _from_home(self, row: int, into: memoryview) -> None:
-        self._home = self._home or open_home(self._index.home)
-        number = int(self._index.shard[row])
-        shard, starts, at = self._index.shards[number], self._index.block_offsets(number), 0
-        for place, offset, length in self._index.pieces(row):
-            self._cap.spend(length)
-            piece = self._home.fetch_range(shard.id, int(starts[place]) + offset, length)
-            into[at : at + length] = piece
-            at += length
-        if block.checksum(into) != int(self._index.checksums[row]):
-            raise HomeError(self._index.home, f"its copy of shard {shard.id} is damaged")
-
-    def _from_source(self, row: int, into: memoryview) -> None:
-        key = self._index.key(row)
-        self._source = self._source or CappedSource(open_source(self._index.source), self._cap)
-        into[:] = self._source.read(key, len(into))
-        if block.checksum(into) != int(self._index.checksums[row]):
-            raise SourceChangedError(self._index.source, key, "its bytes are not those that were packed")
-
-    def close(self) -> None:
-        """End the threads once what they read has come."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
-
-
 @dataclass(slots=True, eq=False)
 class _Process:
     """What a process opens for itself: files, maps and connections do not survive a fork."""
@@ -225,6 +138,7 @@ class _Process:
     fallback: Fallback
     tally: ReadTotals
     arenas: Arenas
+    comparison: RawComparison
     fills: bool  # brings what it misses to the store
 
 
@@ -247,6 +161,7 @@ class Reader:
         self.name, self.index, self.version = name, index, index.version
         self._config, self._clock = config, clock
         self._own: _Process | None = None
+        self._is_said = False  # that the small files are faster
         self._leader = ""  # under what name this was announced, for copies in other processes
 
     @classmethod
@@ -348,6 +263,34 @@ class Reader:
 
     def _fill(self, wanted: np.ndarray, batch: Batch) -> None:
         own = self._process()
+        if own.comparison.is_aside() and self._fill_from_source(own, wanted, batch):
+            return
+        began, before = self._clock.monotonic(), own.tally.count_of("source_samples")
+        self._fill_from_cache(own, wanted, batch)
+        # What the source was just read for would come from memory if it was read once more.
+        is_ours = own.tally.count_of("source_samples") == before
+        if is_ours and own.comparison.is_due(len(wanted), self._clock.monotonic() - began):
+            self._compare(own, wanted[:_COMPARED])
+
+    def _compare(self, own: _Process, rows: np.ndarray) -> None:
+        """Read some samples at the source; say it, once, where that is faster than reading them here."""
+        batch, began = Batch.empty(self.index.lengths[rows]), self._clock.monotonic()
+        fallen = own.fallback.fill(rows, np.arange(len(rows)), batch, source_only=True)
+        seconds = self._clock.monotonic() - began
+        if not fallen.problems and (faster := own.comparison.compared(seconds / len(rows))):
+            tell = log.info if self._is_said else log.warning
+            self._is_said = True
+            said = "dataset %s takes %s. These are read for ten minutes; step_aside = false forbids that"
+            tell(said, self.name, faster)
+
+    def _fill_from_source(self, own: _Process, wanted: np.ndarray, batch: Batch) -> bool:
+        """Read the small files. False: not all could be read."""
+        fallen = own.fallback.fill(wanted, np.arange(len(wanted)), batch, source_only=True)
+        if not fallen.problems:
+            own.tally.count(**fallen.counts)
+        return not fallen.problems
+
+    def _fill_from_cache(self, own: _Process, wanted: np.ndarray, batch: Batch) -> None:
         left = own.local.fill(wanted, batch)
         size = batch.arena.nbytes
         if len(left):
@@ -453,7 +396,10 @@ class Reader:
         cap = SourceCap(TokenBucket(*(_RANK_SHARE * rate for rate in rates)), self._clock)
         healer = Healer(store, everyone, token, self._clock, node=node, rates=rates)
         fallback = Fallback(self.index, cap)
-        return _Process(os.getpid(), local, tuple(pools), healer, fallback, tally, Arenas(), fills=fills)
+        comparison = RawComparison(self._clock, allowed=config.step_aside)
+        return _Process(
+            os.getpid(), local, tuple(pools), healer, fallback, tally, Arenas(), comparison, fills=fills
+        )
 
     def _members(self) -> tuple[tuple[Member, ...], str]:
         """Return all members and their token; a node whose own agent is the only one goes on without it."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FILE = ".store.json"
+_MARK, _MARK_KEPT_S = ".agent-", 86_400.0
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -69,6 +71,27 @@ def identity_of(store: Store, clock: Clock) -> StoreIdentity:
     )
     write_text(path, to_json(made), mode=0o600)
     return made
+
+
+def shared_with(store: Store, host: str) -> str:
+    """Leave this machine's mark in a store, and return another machine that did so too; empty where none did.
+
+    Marks of machines that have said nothing for a day do not count.
+    """
+    own = store.root / f"{_MARK}{host}"
+    own.touch(0o600)
+    now = own.stat().st_mtime  # by the clock of the file system, which is that of the other marks
+    for mark in sorted(store.root.glob(f"{_MARK}*")):
+        with suppress(FileNotFoundError):  # its agent has ended
+            if mark != own and now - mark.stat().st_mtime < _MARK_KEPT_S:
+                return mark.name.removeprefix(_MARK)
+    return ""
+
+
+def unmark(store: Store, host: str) -> None:
+    """Take this machine's mark away."""
+    with suppress(OSError):  # its disk may be gone
+        (store.root / f"{_MARK}{host}").unlink()
 
 
 class StoreNotes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,12 @@ from deeplink.cache.errors import StoreError
 from deeplink.cache.replicate.fill import MOST_CALLS
 from deeplink.cache.replicate.keeper import Keeper
 from deeplink.cache.serve.server import MOST_READS
+from deeplink.cache.store.identity import shared_with, unmark
 from deeplink.cache.store.store import Store
 from deeplink.core import metrics
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.store_place import SharedStoreError
 from deeplink.core.timeouts import CachedProbe
 from deeplink.rpc.acceptor import Farewell
 from deeplink.rpc.channel import WORKERS, BoundServer, allow_descriptors, attempt_to_wire, bound_server
@@ -67,6 +70,7 @@ class AgentSettings:
     bind: str  # `host:port` to listen on; port 0 picks a free one
     token: str | RunTokens  # what every call must carry; of an agent of a run, the run's
     store: Path  # folder of the shards on this node's SSD; made when it is not there
+    store_why: str = ""  # what chose it
     metrics_bind: str = ""  # `host:port` to serve Prometheus metrics on; empty for none
     topology_address: str = ""  # SLURM_TOPOLOGY_ADDR of this node; empty outside of Slurm
     config: Config | None = None  # catalog, members, budget, rates; None: it only keeps what it is given
@@ -85,6 +89,8 @@ class Announcement:
     topology_address: str
     token_file: str  # the node-local 0600 file that holds the token; an agent of a run's, the run's secret
     store: str
+    store_why: str  # what chose it
+    shares_store: str  # another machine that has the same store; empty where it is this node's own
     interface: str  # the network interface that carries the address (for GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)
     pid: int
     weight: int  # how large a share of the shards this node is to hold, from the budget of its store
@@ -120,7 +126,7 @@ class Agent:
             share=_STATUS_SHARE,
         )
         """What the store holds, as seen last, and what was served so far; a disk that hangs blocks no caller."""
-        store = Store(settings.store)
+        store = self._store = Store(settings.store)
         self._keeper = Keeper(settings.node, store, settings.token, settings.config, clock=self._clock)
         self.verified = self._keeper.verified
         self._health = NodeHealth(
@@ -129,6 +135,9 @@ class Agent:
 
     def start(self, token_file: Path) -> Announcement:
         """Return, once every call is served, how this agent is reached; `token_file` is where its token lies."""
+        shares = self._shares_store()
+        if shares and not self.settings.of_job:
+            raise SharedStoreError(str(self.settings.store), f"{self.settings.node} and {shares}")
         host, _ = split_bind(self.settings.bind)
         listeners = self.settings.listeners or Listeners.at(self.settings.bind)
         self._server = bound_server(
@@ -158,6 +167,8 @@ class Agent:
             topology_address=self.settings.topology_address,
             token_file=str(token_file),
             store=str(self.settings.store),
+            store_why=self.settings.store_why,
+            shares_store=shares,
             interface=interface,
             pid=self.settings.pid or os.getpid(),
             weight=self._keeper.weight(),
@@ -176,6 +187,14 @@ class Agent:
         if self._data is not None:
             self._data.stop()
         self._stop_metrics()
+        unmark(self._store, socket.gethostname())
+
+    def _shares_store(self) -> str:
+        try:
+            return shared_with(self._store, socket.gethostname())
+        except OSError as problem:  # of a disk that takes nothing more is said elsewhere
+            log.warning("whether store %s is this node's own is not known: %s", self._store.root, problem)
+            return ""
 
     def _register(self, server: grpc.Server) -> list[str]:
         servicer = node_service.NodeServicer(
@@ -204,6 +223,7 @@ class Agent:
                 log.warning("%s", said)
             self._store_trouble = said
             return node_pb2.StoreStatus(problem=said)
+        self._shares_store()  # renews the mark of this machine
         self._store_trouble = ""
         return status
 

@@ -17,7 +17,7 @@ import click
 
 from deeplink.cli.options import flag, option, path_option, standing_secret
 from deeplink.core.clock import SystemClock
-from deeplink.core.config import load_config
+from deeplink.core.config import explained_store, load_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,6 +96,7 @@ def command(
             bind=bind,
             token=RunTokens(secret, token_file.parent) if job else secret,
             store=(store or config.store).absolute(),
+            store_why="--store" if store else explained_store().why,
             metrics_bind=metrics_bind,
             topology_address=os.environ.get("SLURM_TOPOLOGY_ADDR", ""),
             config=config,

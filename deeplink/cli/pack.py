@@ -151,6 +151,7 @@ def command(
     check_pack(source, name, config=config, append=append, home=kept.url if kept.named else "")
     kept = kept.made(config.catalog)
     with where.target(config) as to:
+        click.echo(to.stores, err=as_json)
         click.echo(_home_line(kept), err=as_json)
         with ShownProgress("packing", "files") as progress:
             result = pack(

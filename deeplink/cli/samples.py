@@ -11,6 +11,7 @@ import click
 from deeplink.cli.options import PlaceType, flag, json_and_progress, json_option
 from deeplink.cli.output import ShownProgress, print_json, warn, write_bytes
 from deeplink.core.clock import SystemClock
+from deeplink.core.config import explained_store
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.text import counted, printable, sized
 
@@ -198,6 +199,8 @@ def _dataset(library: Library, found: PathEntry) -> dict[str, Any]:
         "replicas": where.copies,
         "index": str(index.path),
         "index_format": index.format,
+        "store": str(library.config.store),
+        "store_why": explained_store().why,
         "home": index.home or "none",
         **_home_facts(index),
         "cached_percent": round(where.percent, 1),

@@ -1,5 +1,5 @@
 """The base of every other package: errors, types, the clock, settings, metrics, files that appear whole.
 
 Other packages import: `admission`, `clock`, `codec`, `config`, `errors`, `finding`, `metrics`, `mounts`,
-`plainpickle`, `private`, `process_metrics`, `publish`, `tcp`, `text`, `timeouts`, `types`.
+`plainpickle`, `private`, `process_metrics`, `publish`, `store_place`, `tcp`, `text`, `timeouts`, `types`.
 """

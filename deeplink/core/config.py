@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.store_place import USUAL_STORE, StorePlace, chosen_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,7 +49,7 @@ class Config:
     """Every setting, resolved; docs/configuration.md says what each means, in which unit."""
 
     catalog: Path = Path("~/.local/share/deeplink/catalog")
-    store: Path = Path("~/.cache/deeplink/store")
+    store: Path = USUAL_STORE
     home: str = "auto"
     state: Path = Path("~/.local/state/deeplink")
     replicas: int = 2
@@ -72,6 +73,7 @@ class Config:
     store_bytes: int = 0
     copies_bytes: int = 0
     fill_on_miss: bool = True
+    step_aside: bool = True
     fill_bytes_per_s: int = 200_000_000
     source_bytes_per_s: int = 200_000_000
     source_requests_per_s: int = 2000
@@ -156,11 +158,27 @@ def misspelt(env: Mapping[str, str]) -> dict[str, str]:
 def load_config(env: Mapping[str, str] | None = None) -> Config:
     """Return the configuration that holds for this process."""
     env = os.environ if env is None else env
+    settings, origins = _settings(env)
+    if "store" not in origins:
+        settings["store"] = chosen_store(env).path
+    return Config(**settings)
+
+
+def explained_store(env: Mapping[str, str] | None = None) -> StorePlace:
+    """Return the store as `load_config` has it, and what chose it."""
+    env = os.environ if env is None else env
+    settings, origins = _settings(env)
+    return StorePlace(settings["store"], f"set in {origins['store']}") if "store" in origins else chosen_store(env)
+
+
+def _settings(env: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the value of every key, and of those that are not the default, what set it."""
     kinds = {field.name: str(field.type) for field in dataclasses.fields(Config)}
     settings: dict[str, Any] = {
         field.name: field.default.expanduser() if isinstance(field.default, Path) else field.default
         for field in dataclasses.fields(Config)
     }
+    origins: dict[str, str] = {}
     named = env.get("DEEPLINK_CONFIG")
     for path in [Path(named)] if named else [SITE_FILE, USER_FILE.expanduser()]:
         if not named and not path.exists():
@@ -168,9 +186,9 @@ def load_config(env: Mapping[str, str] | None = None) -> Config:
         for key, value in _file_values(path, named=bool(named)).items():
             if key not in kinds:
                 raise ConfigError(str(path), key, "unknown key", _nearest(key, kinds))
-            settings[key] = _converted(str(path), key, kinds[key], value)
+            settings[key], origins[key] = _converted(str(path), key, kinds[key], value), str(path)
     for key, kind in kinds.items():
         name = f"DEEPLINK_{key.upper()}"
         if name in env:
-            settings[key] = _converted("environment", name, kind, env[name])
-    return Config(**settings)
+            settings[key], origins[key] = _converted("environment", name, kind, env[name]), name
+    return settings, origins

@@ -1,4 +1,5 @@
 """Joins cache and scheduler: submitting near the data, packing onto nodes, inventory, calibration.
 
-Other packages import: `calibration`, `inventory`, `pack_target`, `submit`, `topology_reading`, `waiting_jobs`.
+Other packages import: `calibration`, `inventory`, `pack_target`, `packed_home`, `submit`, `topology_reading`,
+`waiting_jobs`.
 """

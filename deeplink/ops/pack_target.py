@@ -13,8 +13,10 @@ from deeplink.cache.catalog import Catalog
 from deeplink.cache.membership import configured_members, members_token, node_name
 from deeplink.cache.replicate.warming import Moves, for_job, held_by, off_node
 from deeplink.core.clock import SystemClock
+from deeplink.core.config import explained_store
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.private import private_folder
+from deeplink.core.text import listed
 from deeplink.core.types import Attempt, NodeName
 from deeplink.fs.library import DatasetPath, resolved_version
 from deeplink.ops.topology_reading import site_of
@@ -45,6 +47,7 @@ class PackTarget:
     config: Config  # the store is this node's own, or where shards wait on their way
     members: tuple[Member, ...]  # none: this node's store alone
     token: str
+    stores: str  # where the shards go, in words
 
 
 def in_allocation(env: Mapping[str, str]) -> bool:
@@ -82,13 +85,21 @@ def target(config: Config, *, local: int = 0, here: bool = False) -> Iterator[Pa
     Agents that are started for it run until the end of the `with`.
     """
     if here:
-        yield PackTarget(config, (), "")
+        yield PackTarget(config, (), "", _own_store(config))
     elif local or (not config.members and in_allocation(os.environ)):
         yield from _gathered(config, local)
     else:
         standing = configured_members(config)
         token = members_token(config, standing)
-        yield PackTarget(_staged(config, standing) if standing else config, standing, token)
+        if standing:
+            said = f"stores of the configured agents on {listed([member.name for member in standing])}"
+            yield PackTarget(_staged(config, standing), standing, token, said)
+        else:
+            yield PackTarget(config, (), token, _own_store(config))
+
+
+def _own_store(config: Config) -> str:
+    return f"store {config.store} ({explained_store().why})"
 
 
 def _gathered(config: Config, local: int) -> Iterator[PackTarget]:
@@ -109,7 +120,12 @@ def _gathered(config: Config, local: int) -> Iterator[PackTarget]:
         addresses = {node: one.topology_address for node, one in pool.facts.items()}
         fabric = fabric_below(addresses, None if local else site_of(config), backend.fabric)
         members = tuple(facts.member for facts in with_domains(pool.facts, fabric).values())
-        yield PackTarget(_staged(config, () if local else members), members, token)
+        places: dict[str, list[NodeName]] = {}
+        for node, one in pool.facts.items():
+            places.setdefault(f"{one.store} ({one.store_why})", []).append(node)
+        said = "; ".join(f"store {place} on {listed(sorted(nodes))}" for place, nodes in places.items())
+        said = f"stores of {local} local nodes below {config.store}" if local else said
+        yield PackTarget(_staged(config, () if local else members), members, token, said)
     finally:
         pool.close()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from deeplink.core.admission import STRANGERS
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.finding import Severity
+from deeplink.core.store_place import SharedStoreError
 from deeplink.core.text import listed
 from deeplink.core.types import NodeName, format_members
 from deeplink.rpc.channel import allow_descriptors, attempt_to_wire
@@ -140,6 +141,8 @@ class AgentPool:
         return LaunchError(problem, remedy, exit_code=1)
 
     def _admit(self, facts: NodeFacts) -> None:
+        if facts.shares_store:
+            raise SharedStoreError(facts.store, f"{facts.node} and {facts.shares_store}")
         STRANGERS.forget(facts.address)
         self._nodes[facts.name] = AgentMonitor(facts, self._clock.monotonic())
 

@@ -45,6 +45,8 @@ class NodeFacts:
     topology_address: str = ""  # SLURM_TOPOLOGY_ADDR on the node; empty where nobody knows
     token_file: str = ""  # node-local file with the run's secret, of which its attempts' tokens are made
     store: str = ""  # node-local folder of shards
+    store_why: str = ""  # what chose it
+    shares_store: str = ""  # another machine that has the same one
     interface: str = ""  # network interface that carries `address`
     pid: int = 0  # process id of the agent on its node
     weight: int = 1  # how large a share of the shards the node is to hold

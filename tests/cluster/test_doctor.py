@@ -95,7 +95,8 @@ def test_provoked_faults_are_found_and_named(fresh_sandbox: Factory) -> None:
     assert of(found, "token-files")[0][0] == "error"
     assert [severity for severity, _ in of(found, "store-private")] == ["ok"]
     # A store on the shared home, and one in memory.
-    shared = examined(cluster, "--nodes", "2", "--srun-option=--exclude=n3", env={})
+    at_home = {"DEEPLINK_STORE": str(cluster.home / "store")}
+    shared = examined(cluster, "--nodes", "2", "--srun-option=--exclude=n3", env=at_home)
     assert of(shared, "store-private")[0][0] == "error"
     memory = examined(cluster, "--nodes", "1", "--srun-option=--exclude=n3", env={"DEEPLINK_STORE": "/dev/shm/dl"})
     assert of(memory, "store-on-disk")[0][0] == "warning"

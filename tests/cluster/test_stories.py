@@ -33,18 +33,7 @@ def cluster() -> Iterator[Sandbox]:
 
 def epochs_of(sandbox: Sandbox, story: str) -> dict[tuple[str, int], list[tuple[int, int, int, int]]]:
     """Play a story in a home that is as a new user's, on wiped SSDs; return what each epoch of each task said."""
-    for path in sandbox.home.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for node in sandbox.nodes:
-        for path in sandbox.ssd(node).iterdir():
-            shutil.rmtree(path)
-    settings = sandbox.home / ".config" / "deeplink"
-    settings.mkdir(parents=True)
-    (settings / "config.toml").write_text('store = "/local/ssd/deeplink"\n')
-    for name in ("epochs.py", f"{story}.sh"):
-        shutil.copy(STORIES / name, sandbox.home / name)
-    for path in (sandbox.home, *sandbox.home.rglob("*")):
-        shutil.chown(path, sandbox.user.uid, sandbox.user.gid)
+    as_new(sandbox, 'store = "/local/ssd/deeplink"\n', "epochs.py", f"{story}.sh")
     done = sandbox.run(CTL, ["bash", "-eu", f"{story}.sh"], timeout_s=5 * LIMIT_S)
     assert done.code == 0, done.stdout + done.stderr
     sys.stdout.write(done.stdout)
@@ -56,6 +45,22 @@ def epochs_of(sandbox: Sandbox, story: str) -> dict[tuple[str, int], list[tuple[
     for said in found.values():
         assert sum(map(sum, said)) == FILES * len(said)
     return found
+
+
+def as_new(sandbox: Sandbox, config: str, *scripts: str) -> None:
+    """Make the home a new user's, with these settings and files, and wipe the SSDs."""
+    for path in sandbox.home.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for node in sandbox.nodes:
+        for path in sandbox.ssd(node).iterdir():
+            shutil.rmtree(path)
+    settings = sandbox.home / ".config" / "deeplink"
+    settings.mkdir(parents=True)
+    (settings / "config.toml").write_text(config)
+    for name in scripts:
+        shutil.copy(STORIES / name, sandbox.home / name)
+    for path in (sandbox.home, *sandbox.home.rglob("*")):
+        shutil.chown(path, sandbox.user.uid, sandbox.user.gid)
 
 
 def sources_of(found: dict[tuple[str, int], list[tuple[int, int, int, int]]]) -> int:
@@ -94,5 +99,27 @@ def test_after_one_pack_nobody_reads_the_source(cluster: Sandbox, story: str) ->
     assert not sources_of(found)
     first = [said[-1] for (_, epoch), said in found.items() if epoch == 1]
     assert sum(home for _, _, home, _ in first) > 0
-    for (_, epoch), said in found.items():
-        assert epoch == 1 or all(home == 0 for _, _, home, _ in said), found
+    # By then the nodes have filled their SSDs: the first owner of a shard at once, another one after some seconds.
+    assert all(home == 0 for (_, epoch), said in found.items() if epoch == 3 for _, _, home, _ in said), found
+
+
+def test_without_settings_shards_go_to_the_nodes_own_disks(cluster: Sandbox) -> None:
+    as_new(cluster, "")
+    script = "deeplink demo --write-digits digits && salloc -N2 -w n0,n1 deeplink pack digits digits"
+    done = cluster.run(CTL, ["bash", "-c", script], timeout_s=LIMIT_S)
+    assert done.code == 0, done.stdout + done.stderr
+    name = f"deeplink-{cluster.user.uid}"
+    assert f"store /local/ssd/{name} (in a Slurm job, the first folder on a local disk" in done.stdout
+    assert "on n0, n1" in done.stdout
+    for node in ("n0", "n1"):
+        assert list((cluster.ssd(node) / name).glob("*.mdb"))
+
+
+def test_a_store_that_two_nodes_share_is_refused_with_the_line_to_write(cluster: Sandbox) -> None:
+    as_new(cluster, 'store = "~/store"\n')
+    script = "deeplink demo --write-digits digits && salloc -N2 -w n0,n1 deeplink pack digits digits"
+    done = cluster.run(CTL, ["bash", "-c", script], timeout_s=LIMIT_S)
+    assert done.code != 0
+    assert "share it, and a store is one node's own" in done.stderr
+    assert 'store = "/local/' in done.stderr
+    assert not list((cluster.home / "store").glob("*.mdb"))

@@ -5,4 +5,4 @@ salloc -N2 -w n0,n1 --exclusive deeplink run --nproc-per-node 1 -- python epochs
 mv digits moved
 srun -N2 -w n0,n1 --ntasks-per-node=1 rm -rf /local/ssd/deeplink
 echo wiped
-salloc -N2 -w n0,n1 --exclusive deeplink run --nproc-per-node 1 -- python epochs.py digits 2
+salloc -N2 -w n0,n1 --exclusive deeplink run --nproc-per-node 1 -- python epochs.py digits 3

@@ -9,7 +9,8 @@ from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import SampleUnavailableError
 from deeplink.cache.packer import pack
 from deeplink.cache.read.batch import Batch
-from deeplink.cache.reader import Fallback, Reader
+from deeplink.cache.read.fallback import Fallback
+from deeplink.cache.reader import Reader
 from deeplink.cache.source.cap import SourceCap, TokenBucket
 from deeplink.cache.store.store import Store
 from deeplink.core.clock import SystemClock

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
 from deeplink.cache.store import identity
-from deeplink.cache.store.identity import StoreNotes, identity_of
+from deeplink.cache.store.identity import StoreNotes, identity_of, shared_with, unmark
 from deeplink.cache.store.store import Store
 from deeplink.core.clock import ManualClock
 from deeplink.core.types import NodeName
@@ -81,3 +82,17 @@ def test_a_damaged_note_or_identity_is_no_obstacle(tmp_path: Path, store: Store,
 def test_this_boot_has_a_name() -> None:
     assert len(identity.boot_id()) == 36
     assert {field.name for field in dataclasses.fields(identity.StoreNote)} >= {"uuid", "boot", "device"}
+
+
+def test_a_store_that_two_machines_use_is_noticed_by_the_second(store: Store) -> None:
+    assert shared_with(store, "n0") == ""
+    assert shared_with(store, "n0") == ""
+    assert shared_with(store, "n1") == "n0"
+    assert shared_with(store, "n0") == "n1"
+    unmark(store, "n1")
+    assert shared_with(store, "n0") == ""
+    (mark,) = store.root.glob(".agent-*")
+    old = mark.stat().st_mtime - 100_000
+    os.utime(mark, (old, old))  # that machine was not heard of since yesterday
+    assert shared_with(store, "n1") == ""
+    assert store.status().shards == 1

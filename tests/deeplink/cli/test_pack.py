@@ -345,11 +345,14 @@ def test_a_catalog_that_nodes_share_has_a_packed_home_beside_it(
     assert not home.exists()
     ended = deeplink("pack", str(source), "digits")
     assert ended.code == 0
-    assert ended.out.startswith(f"packed home {home}: as the setting")
+    first, second, *_ = ended.out.splitlines()
+    assert first == f"store {tmp_path / 'store'} (set in DEEPLINK_STORE)"
+    assert second.startswith(f"packed home {home}: as the setting")
     (shard,) = Store(load_config().store).ids()
     assert (home / f"{shard}.mdb").is_file()
     facts = json.loads(deeplink("info", "digits", "--json").out)
     assert (facts["home"], facts["home_shards"]) == (str(home), 1)
+    assert (facts["store"], facts["store_why"]) == (str(tmp_path / "store"), "set in DEEPLINK_STORE")
     assert "packed home whole" in deeplink("verify", "digits").out
     left_out = deeplink("pack", str(source), "digits", "--no-home")
     assert "nodes without the shards read the small files again" in left_out.out

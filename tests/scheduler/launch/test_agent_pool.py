@@ -16,6 +16,7 @@ import pytest
 from typing_extensions import override
 
 from deeplink.core.clock import ManualClock, SystemClock
+from deeplink.core.store_place import SharedStoreError
 from deeplink.core.types import Attempt, NodeName
 from deeplink.rpc.channel import BoundServer, attempt_to_wire, bound_server
 from deeplink.rpc.tokens import RunTokens, new_token, token_of
@@ -649,4 +650,15 @@ def test_a_pressed_agent_is_asked_at_that_moment_however_lately_it_was_asked(nod
     fleet.tick(ATTEMPT)
     clock.sleep(0.11)
     assert asked_s() == 0.0, "well before its next turn"
+    fleet.close()
+
+
+def test_nodes_with_one_store_between_them_are_refused_with_the_line_to_write(node: Callable[[str], Node]) -> None:
+    first, second = node("n0"), node("n1")
+    shared = replace(second.facts, store="/home/ann/store", shares_store="host0")
+    fleet = AgentPool(Agents([first.facts, shared]), token_of_any, SystemClock())
+    with pytest.raises(SharedStoreError) as refused:
+        came_up(fleet, [NodeName("n0"), NodeName("n1")], 2, logs="the log")
+    assert "n1 and host0" in str(refused.value)
+    assert 'store = "/local/' in refused.value.remedy
     fleet.close()
