@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.mounts import MEMORY, file_system, is_shared
-from deeplink.core.private import NODE_LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 USUAL_STORE = Path("~/.cache/deeplink/store")
 NAME_STORE = 'store = "/local/ssd/deeplink-$USER"'
 _VARIABLES = ("SLURM_TMPDIR", "TMPDIR")
+_LAST = Path("/tmp")  # noqa: S108 - what is made in it is made 0700
 _LOCAL = "local*"
 _SCRATCH = "scratch/local"
 _BELOW = ("", "ssd", "nvme", "scratch", "tmp")
@@ -57,7 +57,7 @@ def chosen_store(
     if not env.get("SLURM_JOB_ID") and not is_shared(kind):
         return StorePlace(usual, f"the home folder lies on {kind or 'an unknown file system'}, not in a Slurm job")
     because = "in a Slurm job" if env.get("SLURM_JOB_ID") else f"the home folder lies on {kind}"
-    last = root / NODE_LOCAL.relative_to("/")
+    last = root / _LAST.relative_to("/")
     for name, folder in _candidates(env, root):
         found = file_system(folder, mounts)
         if found and not is_shared(found) and found not in MEMORY and os.access(folder, os.W_OK | os.X_OK):
@@ -69,10 +69,10 @@ def chosen_store(
 def _candidates(env: Mapping[str, str], root: Path) -> Iterator[tuple[str, Path]]:
     for name in _VARIABLES:
         # /tmp is last, also where a shell named it.
-        if env.get(name) and Path(env[name]) != NODE_LOCAL and Path(env[name]).is_dir():
+        if env.get(name) and Path(env[name]) != _LAST and Path(env[name]).is_dir():
             yield f"${name}", Path(env[name])
     for folder in (*sorted(root.glob(_LOCAL)), root / _SCRATCH):
         for below in (*filter(None, [env.get("USER", "")]), *_BELOW):
             if (folder / below).is_dir():
                 yield str(folder / below), folder / below
-    yield str(NODE_LOCAL), root / NODE_LOCAL.relative_to("/")
+    yield str(_LAST), root / _LAST.relative_to("/")
