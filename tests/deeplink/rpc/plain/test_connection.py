@@ -228,14 +228,14 @@ def test_only_an_answer_counts_as_one_that_has_begun(answer: bytes, begun: bool)
 
 @pytest.mark.parametrize("knows_us", [True, False])
 def test_a_closed_connection_counts_as_begun(knows_us: bool) -> None:
-    with impostor(b"", knows_us=knows_us) as connection:
+    closed = pytest.raises(PlainSilentError, match="closed the connection")
+    with impostor(b"", knows_us=knows_us) as connection, closed:  # at once, where it is closed by then
         connection.send(SAY, b"x", soon())
         poll = select.poll()
         while not connection.has_begun():
             poll.register(*connection.awaits)
             assert poll.poll(20_000)
-        with pytest.raises(PlainSilentError, match="closed the connection"):
-            list(connection.replies())
+        list(connection.replies())
 
 
 @pytest.mark.parametrize(
