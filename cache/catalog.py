@@ -45,7 +45,7 @@ class PackRecord:
     shard_bytes: int = 0  # most bytes of samples in a shard; 0 where that was not noted
     shard_ids: tuple[str, ...] = ()  # in the order of its index, which can be rebuilt from them
     home: str = ""  # where the shards are kept besides; empty for nowhere
-    listed_unix: float = 0.0  # before the source was listed; 0 where that was not noted
+    listed_unix: float = 0.0  # before the source was listed; 0: not noted, or some of its files were left out
 
 
 def checked_name(name: str) -> str:

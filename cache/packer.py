@@ -235,6 +235,7 @@ def pack(  # noqa: PLR0913 - what a packing is made of
             able = [member for member in members if placer.answers(member.name)]
             todo = work.spread(todo, DistributedPack(task, token, clock), able)
         work.build(todo)
+        is_whole = not (wanted.include or job.listing.left_out or job.listing.bad_count)
         lacking, why = _lacking(kept_at, work.pieces)
         at_home = {piece.id: piece.bytes for piece in work.pieces.values() if piece.id not in lacking}
         record = PackRecord(
@@ -245,7 +246,7 @@ def pack(  # noqa: PLR0913 - what a packing is made of
             bytes=sum(shard.payload for shard in job.plan.shards),
             shards=len(job.plan.shards),
             packed_unix=clock.unix(),
-            listed_unix=listed_unix,
+            listed_unix=listed_unix if is_whole else 0.0,
             home=home if at_home else "",
         )
         placed = {piece.id: placer.holders(piece.id, piece.bytes) for piece in work.pieces.values()}

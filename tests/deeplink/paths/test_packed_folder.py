@@ -269,6 +269,13 @@ def test_a_folder_with_news_is_listed_as_it_is(tree: tuple[Path, Config]) -> Non
         assert (root / "train" / "a" / "new.txt").read_text() == "new"
 
 
+def test_a_folder_of_which_files_were_left_out_is_listed_as_it_is(tmp_path: Path) -> None:
+    root, config = packed_tree(tmp_path, FILES | {"train/a/.DS_Store": b"litter"})
+    with served(config):
+        assert sorted(os.listdir(root / "train" / "a")) == [".DS_Store", "1.txt", "2.bin"]
+        assert (root / "train" / "a" / ".DS_Store").read_bytes() == b"litter"
+
+
 def test_making_a_folder_that_is_there_changes_nothing(tree: tuple[Path, Config]) -> None:
     root, config = tree
     with served(config):
