@@ -44,7 +44,7 @@ def compare(url: str, name: str, files: dict[str, bytes], *, home: str = "") -> 
         path.unlink()
     found, stats = contents(name)
     assert found == files
-    assert stats.source_samples == len(files)
+    assert (stats.home_samples if home else stats.source_samples) == len(files), stats
     return result
 
 
