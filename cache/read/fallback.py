@@ -48,7 +48,7 @@ class Fallback:
     def __init__(self, index: Index, cap: SourceCap) -> None:
         self._index, self._cap = index, cap
         self._source: Source | None = None
-        self._opening = threading.Lock()  # one source for all threads: it keeps what it finds in large files
+        self._opening = threading.Lock()  # one pool and one source for all threads: a source keeps what it finds
         self._home: PackedHome | None = None
         self._pool: ThreadPoolExecutor | None = None
 
@@ -58,10 +58,11 @@ class Fallback:
         ways = {} if source_only or not self._index.home else {"home": self._from_home}
         ways["source"] = self._from_source
         if len(wanted) > _FEW:
-            self._pool = self._pool or ThreadPoolExecutor(
-                _FALLBACK_THREADS, thread_name_prefix="deeplink-fallback"
-            )
-            calls = [self._pool.submit(_read, int(rows[p]), batch[p], ways) for p in wanted]
+            with self._opening:
+                pool = self._pool = self._pool or ThreadPoolExecutor(
+                    _FALLBACK_THREADS, thread_name_prefix="deeplink-fallback"
+                )
+            calls = [pool.submit(_read, int(rows[p]), batch[p], ways) for p in wanted]
             try:
                 tried = [call.result() for call in calls]
             finally:

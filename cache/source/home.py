@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -78,9 +78,12 @@ def make_home_beside(catalog: Path) -> None:
         if catalog.is_dir() and not folder.exists():
             facts = catalog.stat()
             folder.mkdir()
-            with suppress(PermissionError):  # of a group that this user is not in
+            mode = facts.st_mode & 0o3777
+            try:
                 os.chown(folder, -1, facts.st_gid)
-            folder.chmod(facts.st_mode & 0o3777)
+            except PermissionError:  # of a group that this user is not in: its rights are not another group's
+                mode &= ~0o2070
+            folder.chmod(mode)
     except OSError as problem:
         raise HomeError(str(folder), problem.strerror or str(problem)) from problem
     open_home(str(folder)).check_writable()

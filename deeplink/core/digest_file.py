@@ -6,6 +6,7 @@ Linux bounds a variable to 128 KiB. Who has a file's name knows its content by i
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,15 +18,20 @@ if TYPE_CHECKING:
 
 BY_FILE = "@"
 """Before the path of a file, in the place of a list of members."""
+_NAMED = re.compile(r".*\.[0-9a-f]{32}")
 
 
 def leave(folder: Path, kind: str, content: bytes) -> Path:
     """Publish `content` in `folder` as `KIND.DIGEST`, unless it is there; return where. OSError: it cannot be."""
-    path = folder / f"{kind}.{hashlib.blake2b(content, digest_size=16).hexdigest()}"
-    if not path.exists():
+    path = folder / f"{kind}.{_digest(content)}"
+    if not path.exists() or path.stat().st_size != len(content):  # cut short where a node died
         with published_file(path, mode=0o600, durable=False) as draft:
             draft.write_bytes(content)
     return path
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def leave_members(folder: Path, text: str) -> str:
@@ -42,8 +48,12 @@ def read_members(value: str) -> tuple[Member, ...]:
         return parse_members(value)
     path = Path(value.removeprefix(BY_FILE)).expanduser()
     try:
-        return parse_members(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except OSError as problem:
         raise file_trouble("read", path, problem) from problem
+    if _NAMED.fullmatch(path.name) and not path.name.endswith(_digest(content)):
+        raise ValueError(f"{path}: it is not what its name says: cut short, or changed")
+    try:
+        return parse_members(content.decode())
     except ValueError as problem:
         raise ValueError(f"{path}: {problem}") from problem

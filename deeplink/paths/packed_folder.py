@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -43,6 +44,8 @@ _MOST_MARKS = 1 << 24
 _FAKE_INODE = 1 << 63
 """No real file has so high a number."""
 _OWN_LINKS = 2
+_OUT_OF_ORDER = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN})
+"""What a storage says that does not answer: the cache still does."""
 _NS = 1_000_000_000
 
 
@@ -102,7 +105,8 @@ def _root(catalog: Catalog, text: str, *, named: bool) -> PackedRoot | None:
 
 def memory_file(data: Buffer, name: str, mtime_ns: int | None = None) -> int:
     """Return a descriptor of a read-only file in memory that holds these bytes."""
-    made = os.memfd_create(os.path.basename(name)[:100] or "sample")  # noqa: PTH119 - a name of any bytes
+    shown = os.fsdecode(os.fsencode(os.path.basename(name))[:100])  # noqa: PTH119 - a name of any bytes
+    made = os.memfd_create(shown or "sample")
     try:
         left = memoryview(data).cast("B")
         while len(left):
@@ -313,12 +317,10 @@ class PackedFolder:
         ]
         try:
             facts = self._stat(f"{self.root.folder}/{inner}" if inner else self.root.folder)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError:
-            return found  # the storage is out of order, and the cache is not
-        # A folder without files is not packed. Most file systems count folders as links; others say 1.
-        is_whole = facts.st_nlink <= _OWN_LINKS + sum(is_folder for _, is_folder in found)
+        except OSError as problem:
+            return found if problem.errno in _OUT_OF_ORDER else None
+        # A folder without files is not packed. Most file systems count folders as links; of others nobody knows.
+        is_whole = _OWN_LINKS <= facts.st_nlink <= _OWN_LINKS + sum(is_folder for _, is_folder in found)
         return found if is_whole and facts.st_mtime < self._listed_unix - _CLOCKS_S else None
 
     def _mtime_ns(self, found: _FoundSample) -> int | None:

@@ -182,6 +182,14 @@ def _listdir(path: Any = None) -> Any:
     return Real.listdir(path) if names is None else [name for name, _ in names]
 
 
+def _in_folder(path: Any, descriptor: int) -> Any:
+    """Return a path that is relative to an open folder as one that is not."""
+    try:
+        return os.path.join(os.readlink(f"/proc/self/fd/{descriptor}"), os.fsdecode(path))  # noqa: PTH115, PTH118
+    except (OSError, TypeError):
+        return path
+
+
 def _noticed(real: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that changes files, and what it changes is noted."""
     count, below = 2 if real.__name__ in _OF_TWO else 1, real.__name__ in _MOVING
@@ -189,8 +197,10 @@ def _noticed(real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def changing(*arguments: Any, **options: Any) -> Any:
         answer = real(*arguments, **options)
-        for path in (*arguments, *options.values())[:count]:
-            _served.changed(path, below=below)
+        folder = options.get("dir_fd")
+        folders = options.get("src_dir_fd", folder), options.get("dst_dir_fd", folder)
+        for path, below_fd in zip((*arguments, *options.values())[:count], folders, strict=False):
+            _served.changed(path if below_fd is None else _in_folder(path, below_fd), below=below)
         return answer
 
     return changing

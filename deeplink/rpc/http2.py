@@ -28,7 +28,7 @@ END_HEADERS, PADDED, PRIORITY = 4, 8, 32
 
 
 def without_padding(flags: int, payload: bytes) -> bytes:
-    """Return what a frame of headers or data holds, without padding and priority."""
+    """Return what a frame of headers or data holds, without its padding. ValueError: it is all padding."""
     if flags & PADDED:
         if not payload or payload[0] > len(payload) - 1:
             raise ValueError("a frame that is all padding")

@@ -66,7 +66,7 @@ class AgentPool:
         self._step, self._token, self._clock, self._restarts = step, token, clock, restarts
         self._nodes: dict[NodeName, AgentMonitor] = {}
         self._members = None if folder is None else MemberList(folder, clock)
-        self._leaves: GatherPoll | None = None  # None: to be made, of the agents as they are by then
+        self._leaves, self._are_as_before = GatherPoll(), False  # whether the leaves have the agents as they are
         self._ticked = clock.monotonic()
         self._ask_at = float("-inf")
         self._said_ended = False
@@ -157,7 +157,7 @@ class AgentPool:
             raise SharedStoreError(facts.store, f"{facts.node} and {facts.shares_store}")
         STRANGERS.forget(facts.address)
         self._nodes[facts.name] = AgentMonitor(facts, self._clock.monotonic())
-        self._leaves = None
+        self._are_as_before = False
         if self._members is not None:
             self._members.outdated()
 
@@ -225,8 +225,9 @@ class AgentPool:
             if stall > STALL_S:
                 one.forgive(stall, now)
         request = node_pb2.StatusRequest(attempt=attempt_to_wire(attempt), members=members, save_at=self.save_at)
-        if self._leaves is None:
-            self._leaves = GatherPoll(self._nodes.values() if len(self._nodes) > FEW else (), now)
+        if not self._are_as_before:
+            self._leaves.use(self._nodes.values() if len(self._nodes) > FEW else (), now)
+            self._are_as_before = True
         fallen = self._leaves.harvest(now, reports)
         by_leaf = self._leaves.ask(request, now, self._ask_at, stall)
         for name, one in self._nodes.items():

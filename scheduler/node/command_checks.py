@@ -182,7 +182,9 @@ def _not_ours(program: Path) -> str:
         return ""
     try:
         for path in (program, program.parent):
-            if path.stat().st_mode & stat.S_IWOTH and not path.stat().st_mode & stat.S_ISVTX:
+            mode = path.stat().st_mode
+            keeps_others_out = path == program.parent and mode & stat.S_ISVTX  # of a file the bit says nothing
+            if mode & stat.S_IWOTH and not keeps_others_out:
                 return f"not run as root: anyone may write to {path}"
     except OSError:
         return ""  # running it will tell
@@ -201,7 +203,12 @@ def site_checks(folder: Path | None, settings: Mapping[str, SiteSettings]) -> Si
     """Return the site's checks: settings with a command, and executables of a folder by their stem; may hang."""
     found = {name: one for name, one in settings.items() if one.command}
     refused = []
-    for path in _executables(folder):
+    try:
+        paths = _executables(folder) if folder is not None else []
+    except OSError as problem:
+        paths = []
+        refused.append(f"{folder}: its checks cannot be listed: {problem.strerror or problem}")
+    for path in paths:
         name = path.stem
         if not is_check_name(name) or name in BUILT_IN or name in found:
             refused.append(f"{path}: {name!r} cannot be its check's name, or is another's")
@@ -212,12 +219,10 @@ def site_checks(folder: Path | None, settings: Mapping[str, SiteSettings]) -> Si
     return SiteChecks(found, tuple(refused))
 
 
-def _executables(folder: Path | None) -> list[Path]:
-    if folder is None:
-        return []
+def _executables(folder: Path) -> list[Path]:
     try:
         paths = sorted(folder.iterdir())
-    except OSError:
+    except FileNotFoundError:
         return []
     return [
         path

@@ -287,6 +287,9 @@ class PlainConnection:
 
     def _checked(self, head: bytes) -> Head:
         try:
-            return framing.head_of(head)
+            found = framing.head_of(head)
         except ValueError as problem:
             self.refuse(str(problem))
+        if found.kind == FrameKind.PART and not self._is_proven:
+            self.refuse("an answer of who has not proved to know the token")
+        return found

@@ -186,7 +186,11 @@ class PlainServer:
             return
         with self._lock:
             self._connections[connection.descriptor] = connection
-        self._epoll.register(accepted, _READ | _ONCE)
+        try:
+            self._epoll.register(accepted, _READ | _ONCE)
+        except OSError:
+            self._drop(connection)
+            raise
 
     def _work(self) -> None:
         while not self._is_ending:
@@ -234,7 +238,8 @@ class PlainServer:
         if event & _BROKEN:
             raise ConnectionResetError(errno.ECONNRESET, "the peer closed it")
         if event & _READ:
-            self._receive(connection)
+            with contextlib.suppress(BlockingIOError):  # the event was of a connection with its descriptor before
+                self._receive(connection)
         flags = socket.MSG_DONTWAIT if event & _WRITE else 0
         until = self._clock.monotonic() + _SLOW_S
         while (wanted := self._make_ready(connection, refuse=refuse, may_wait=may_wait)) is None:

@@ -96,7 +96,7 @@ FIELDS = (
 )
 SEPARATOR = "|"
 ARGUMENTS = ("sinfo", "-h", "-a", "-N", "-O", ",".join(f"{name}:{SEPARATOR}" for name in FIELDS))
-"""What `state.parse` reads: a line for each node in each partition."""
+"""What `cluster_survey.parse` reads: a line for each node in each partition."""
 
 
 def _no_amount(text: str, what: str) -> SlurmValueError:

@@ -90,7 +90,7 @@ class ClusterState:
 
 
 def parse(text: str) -> ClusterState:
-    """Read what the command of `columns.ARGUMENTS` wrote."""
+    """Read what the command of `ask.ARGUMENTS` wrote."""
     nodes: dict[NodeName, NodeNow] = {}
     members: dict[str, list[NodeName]] = {}
     said: dict[str, tuple[str, str, str]] = {}

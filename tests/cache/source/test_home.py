@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import fsspec
 import pytest
@@ -144,6 +145,20 @@ def test_the_home_beside_a_catalog_is_for_those_who_write_to_the_catalog(tmp_pat
     (tmp_path / "file").touch()
     with pytest.raises(HomeError):
         make_home_beside(tmp_path / "file" / "catalog")
+
+
+def test_where_the_catalogs_group_is_not_this_users_no_other_group_has_its_rights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> NoReturn:
+        raise PermissionError(errno.EPERM, "not a member of that group")
+
+    catalog = tmp_path / "catalog"
+    catalog.mkdir()
+    catalog.chmod(0o2775)
+    monkeypatch.setattr(os, "chown", refused)
+    make_home_beside(catalog)
+    assert Path(home_beside(catalog)).stat().st_mode & 0o7777 == 0o705
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")

@@ -36,3 +36,13 @@ def test_a_file_that_cannot_be_read_or_holds_no_list_is_said(tmp_path: Path) -> 
     (tmp_path / "odd").write_text("n0")
     with pytest.raises(ValueError, match="odd: 'n0' is not NAME=HOST:PORT"):
         read_members(f"@{tmp_path}/odd")
+
+
+def test_a_file_that_is_not_what_its_name_says_is_no_list_and_is_written_again(tmp_path: Path) -> None:
+    value = leave_members(tmp_path, format_members(MEMBERS))
+    path = Path(value.removeprefix("@"))
+    path.write_bytes(path.read_bytes()[:40])  # as a node that died may leave it
+    with pytest.raises(ValueError, match="not what its name says"):
+        read_members(value)
+    assert leave_members(tmp_path, format_members(MEMBERS)) == value
+    assert len(read_members(value)) == len(MEMBERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import io
 import mmap
@@ -19,8 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import deeplink.paths
+from deeplink.cache.catalog import Catalog
 from deeplink.cache.packer import pack
 from deeplink.core.config import Config
+from deeplink.paths.packed_folder import PackedFolder
+from deeplink.paths.roots import PackedRoot
 from tests.cache.agents import config_below, write_tree
 from tests.effort import examples
 
@@ -267,6 +271,40 @@ def test_a_folder_with_news_is_listed_as_it_is(tree: tuple[Path, Config]) -> Non
         assert sorted(os.listdir(root / "train" / "a")) == ["1.txt", "2.bin", "new.txt"]
         assert sorted(os.listdir(root / "train")) == ["a", "b", "empty"]
         assert (root / "train" / "a" / "new.txt").read_text() == "new"
+
+
+@pytest.mark.parametrize(
+    ("links", "problem", "is_listed"),
+    [(4, 0, True), (1, 0, False), (4, errno.EIO, True), (4, errno.EACCES, False)],
+)
+def test_a_folder_is_listed_from_the_cache_where_it_is_known_to_be_whole(
+    tree: tuple[Path, Config], links: int, problem: int, is_listed: bool
+) -> None:
+    root, config = tree
+
+    def stat(path: str) -> os.stat_result:
+        if problem:
+            raise OSError(problem, "as a file system says")
+        facts = list(os.stat(path))
+        facts[3] = links
+        return os.stat_result(facts)
+
+    version = Catalog(config.catalog).latest("tree")
+    folder = PackedFolder(PackedRoot(str(root), "tree", version), config, stat)
+    assert folder.listing("train") == ([("a", True), ("b", True)] if is_listed else None)
+
+
+def test_a_file_that_is_changed_by_its_folders_descriptor_is_itself_again(tree: tuple[Path, Config]) -> None:
+    root, config = tree
+    with served(config):
+        folder = os.open(root / "train" / "a", os.O_RDONLY)
+        os.unlink("1.txt", dir_fd=folder)
+        os.rename("2.bin", "moved", src_dir_fd=folder, dst_dir_fd=folder)
+        os.close(folder)
+        assert os.listdir(root / "train" / "a") == ["moved"]
+        for name in ("1.txt", "2.bin"):
+            with pytest.raises(FileNotFoundError):
+                (root / "train" / "a" / name).read_bytes()
 
 
 def test_a_folder_of_which_files_were_left_out_is_listed_as_it_is(tmp_path: Path) -> None:

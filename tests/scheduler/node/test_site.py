@@ -83,9 +83,10 @@ def test_one_that_does_not_end_is_killed_with_all_it_started_and_unknown(tmp_pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root must not run them")
-def test_a_program_that_anyone_may_write_is_not_run_as_root(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_a_program_that_anyone_may_write_is_not_run_as_root(tmp_path: Path, mode: int) -> None:
     path = program(tmp_path, "check", "exit 2")
-    path.chmod(0o777)
+    path.chmod(mode)
     found = look(path)
     assert found.complaints == ()
     assert "anyone may write" in found.unknown
@@ -101,7 +102,9 @@ def test_a_folders_executables_are_checks_and_the_settings_say_how(tmp_path: Pat
     assert found.checks["fan"] == SiteSettings(interval_s=7.0, command=(str(tmp_path / "fan.sh"),))
     assert found.checks["mine"] == own
     assert len(found.refused) == 3
-    assert site_checks(tmp_path / "absent", {}).checks == {}
+    assert site_checks(tmp_path / "absent", {}).refused == ()
+    (refused,) = site_checks(tmp_path / "readme.txt", {}).refused
+    assert "its checks cannot be listed" in refused
 
 
 @given(st.integers(-64, 255), st.text(max_size=200), st.text(max_size=200))

@@ -243,6 +243,7 @@ def test_a_closed_connection_counts_as_begun(knows_us: bool) -> None:
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "frame of kind 72"),
         (HEAD.pack(FrameKind.CHALLENGE, 0, 0, 10, 0) + bytes(10), "no challenge|none"),
+        (HEAD.pack(FrameKind.PART, 0, 0, 64 << 20, 0), "who has not proved to know the token"),
         (HEAD.pack(FrameKind.CHALLENGE, 0, 0, 1 << 20, 0), "a frame of 1048576 bytes"),
         (framing.challenge("another", bytes(HELLO.size), NONCE, NODE), "refuses our token"),
         (framing.end(Status.UNAUTHENTICATED), "refuses our token"),
