@@ -199,6 +199,7 @@ def pack(  # noqa: PLR0913 - what a packing is made of
     origin = open_source(source) if isinstance(source, str) else source
     catalog, store = Catalog(config.catalog), Store(config.store)
     kept_at = open_home(home, FileAccess.as_of(origin.url, local=origin.local)) if home else None
+    home = kept_at.url if kept_at is not None else ""  # absolute: members and readers run elsewhere
     catalog.check_writable(name)
     listed_unix = clock.unix()
     job = planned_job(origin, catalog, name, config, wanted=wanted, members=len(members), append=append)

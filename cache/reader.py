@@ -29,6 +29,7 @@ from deeplink.cache.read.step_aside import RawComparison
 from deeplink.cache.replicate.budget import keep_to_budget
 from deeplink.cache.replicate.fetching import Healer, WantedShard
 from deeplink.cache.source.cap import SourceCap, TokenBucket
+from deeplink.cache.source.opening import holds_many
 from deeplink.cache.store.store import Store
 from deeplink.cache.transfer.fleet import MemberPool
 from deeplink.cache.transfer.frames import BatchOutcome
@@ -294,9 +295,11 @@ class Reader:
     def _fill_from_source(self, own: _Process, wanted: np.ndarray, batch: Batch) -> bool:
         """Read the small files. False: not all could be read."""
         fallen = own.fallback.fill(wanted, np.arange(len(wanted)), batch, source_only=True)
-        if not fallen.problems:
-            own.tally.count(**fallen.counts)
-        return not fallen.problems
+        if fallen.problems:
+            own.comparison.end_aside()
+            return False
+        own.tally.count(**fallen.counts)
+        return True
 
     def _fill_from_cache(self, own: _Process, wanted: np.ndarray, batch: Batch) -> None:
         left = own.local.fill(wanted, batch)
@@ -404,7 +407,8 @@ class Reader:
         cap = SourceCap(TokenBucket(*(_RANK_SHARE * rate for rate in rates)), self._clock)
         healer = Healer(store, everyone, token, self._clock, node=node, rates=rates)
         fallback = Fallback(self.index, cap)
-        comparison = RawComparison(self._clock, allowed=config.step_aside)
+        allowed = config.step_aside and not holds_many(self.index.source)
+        comparison = RawComparison(self._clock, allowed=allowed)
         return _Process(
             os.getpid(), local, tuple(pools), healer, fallback, tally, Arenas(), comparison, fills=fills
         )

@@ -174,8 +174,8 @@ def _tcp_bytes() -> int:
 
 def _asked(pool: AgentPool) -> float:
     """Return how often all nodes were asked, by the mean of the leaves."""
-    leaves = pool._leaves._leaves if pool._leaves is not None else []  # noqa: SLF001 - nobody else counts it
-    return sum(leaf._number for leaf in leaves) / len(leaves)  # noqa: SLF001 - the same
+    leaves = pool._leaves._leaves.values()  # noqa: SLF001 - nobody else counts it
+    return sum(leaf._rounds for leaf in leaves) / len(leaves)  # noqa: SLF001 - the same
 
 
 def _cpu_s(pid: int) -> float:

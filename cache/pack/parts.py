@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,11 @@ import pyarrow as pa
 from typing_extensions import override
 
 from deeplink.cache.catalog import PackRecord
-from deeplink.cache.errors import CatalogError
+from deeplink.cache.errors import CatalogError, HomeError
 from deeplink.cache.format.index import Index
 from deeplink.cache.format.index_format import IndexContent, write_index
 from deeplink.cache.pack.plan import kept_marks, marks_of, write_marks
-from deeplink.cache.source.home import open_home
+from deeplink.cache.source.home import FileAccess, open_home
 from deeplink.core.codec import from_row
 from deeplink.core.publish import DRAFT_PREFIX, published_file, write_text
 from deeplink.core.text import listed
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from deeplink.cache.catalog import Catalog
     from deeplink.cache.pack.building import Piece
     from deeplink.cache.pack.plan import PackJob
+
+log = logging.getLogger(__name__)
 
 _FOLDER = ".parts"
 _AT_ONCE = 1 << 20
@@ -146,7 +149,7 @@ def merge_parts(catalog: Catalog, name: str) -> Merged:
             version = catalog.publish(name, _joined(indexes, record, Path(work)), record)
             _join_marks(indexes, catalog.path(name, version), Path(work))
         if record.home:
-            open_home(record.home).put_index(name, version, catalog.path(name, version))
+            _put_at_home(record, name, version, catalog.path(name, version))
         placed = {
             ShardId(shard): tuple(map(NodeName, nodes))
             for one in found
@@ -157,6 +160,15 @@ def merge_parts(catalog: Catalog, name: str) -> Merged:
     except OSError as problem:
         raise CatalogError(f"catalog {catalog.root}: {problem.strerror or problem}") from problem
     return Merged(version, record, placed, len(found))
+
+
+def _put_at_home(record: PackRecord, name: str, version: Version, path: Path) -> None:
+    """Keep the index in the packed home; one that takes no more ends no merge."""
+    access = FileAccess.as_of(record.source, local="://" not in record.source)
+    try:
+        open_home(record.home, access).put_index(name, version, path)
+    except HomeError as problem:
+        log.warning("the packed home lacks the index of %s: %s", name, problem)
 
 
 def _complete(folder: Path, name: str) -> list[_Found]:

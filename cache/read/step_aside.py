@@ -35,6 +35,11 @@ class RawComparison:
         """Tell whether the small files are to be read now."""
         return self._clock.monotonic() < self._aside_until
 
+    def end_aside(self) -> None:
+        """The small files cannot be read: use the cache again."""
+        with self._lock:
+            self._aside_until, self._slower = float("-inf"), 0
+
     def is_due(self, samples: int, seconds: float) -> bool:
         """Note how long so many samples took; tell whether as many should be read at the source to compare."""
         if not self._allowed:

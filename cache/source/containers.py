@@ -145,11 +145,13 @@ class ContainerSource(Source):
                 picker.refuse(name, problem)
                 continue
             for below, size in sorted(entries, key=lambda one: one[0].encode(errors="surrogateescape")):
+                if not picker.takes_below(prefix + below):
+                    continue
                 if names and names[-1] == below:
                     picker.refuse(prefix + below, SourceError.bad_key(prefix + below, f"it is twice in {name}"))
                 elif isinstance(size, SourceError):
                     picker.refuse(prefix + below, size)
-                elif picker.takes_below(prefix + below):
+                else:
                     names.append(below)
                     sizes.append(size)
             picker.add(found, prefix, names, sizes, [mark] * len(names))

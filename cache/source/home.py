@@ -173,7 +173,7 @@ class FolderHome(PackedHome):
     """A home in a folder of a file system, usually one that all nodes share."""
 
     def __init__(self, path: str, access: FileAccess | None = None) -> None:
-        self._root, self._access = Path(path).absolute(), access or FileAccess()
+        self._root, self._access = Path(path).expanduser().absolute(), access or FileAccess()
         self.url = str(self._root)
 
     @override

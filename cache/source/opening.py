@@ -56,6 +56,11 @@ def open_source(url: str) -> Source:
     return LocalSource(path) if "://" not in path else _remote(path)
 
 
+def holds_many(url: str) -> bool:
+    """Tell whether a sample of this source lies in a file with others: its file may have to be looked through."""
+    return "::" in url or url.endswith(SUFFIX) or TABLES.fullmatch(url) is not None
+
+
 def _remote(url: str) -> Source:
     from deeplink.cache.source.remote import RemoteSource  # noqa: PLC0415 - fsspec: no agent needs it to start
 

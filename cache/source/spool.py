@@ -74,8 +74,8 @@ class SpooledSource(Source):
         for key, value in items:
             for name, data in _parts(key, value):
                 keys.append(checked_key(name))
-                sizes.append(len(data))
                 places.append(at)
+                sizes.append(len(data))
                 at += self._file.write(data)
             if len(keys) >= _AT_ONCE:
                 found.add("", keys, sizes, places)
@@ -113,14 +113,24 @@ class SpooledSource(Source):
     def read(self, key: str, size: int) -> bytes:
         row = self._row(key)
         check_size(self.url, key, size, int(self.listing().sizes[row]))
-        return os.pread(self._file.fileno(), size, int(self._places[row]))
+        return self._part(key, int(self._places[row]), size)
 
     @override
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        return os.pread(self._file.fileno(), length, int(self._places[self._row(key)]) + start)
+        row = self._row(key)
+        length = max(min(length, int(self.listing().sizes[row]) - start), 0)
+        return self._part(key, int(self._places[row]) + start, length)
+
+    def _part(self, key: str, start: int, size: int) -> bytes:
+        found = bytearray()
+        while len(found) < size:  # one call gives less than 2 GiB (read(2))
+            if not (more := os.pread(self._file.fileno(), size - len(found), start + len(found))):
+                raise SourceError.unreadable(self.url, key, "its file ends too soon")
+            found += more
+        return bytes(found)
 
 
-def _parts(key: str, value: Any) -> Iterator[tuple[str, bytes | bytearray | memoryview]]:
+def _parts(key: str, value: Any) -> Iterator[tuple[str, bytes]]:
     if not isinstance(value, Mapping):
         value, stem = {"": value}, key
     else:
@@ -131,4 +141,9 @@ def _parts(key: str, value: Any) -> Iterator[tuple[str, bytes | bytearray | memo
             continue
         if isinstance(data, str):
             data = data.encode()
-        yield stem + name, data if isinstance(data, bytes | bytearray | memoryview) else as_json(data)
+        try:
+            yield stem + name, bytes(data) if isinstance(data, bytes | bytearray | memoryview) else as_json(data)
+        except (TypeError, ValueError) as problem:
+            what = f"{stem}{name} is a {type(data).__name__}, of which no bytes are known"
+            remedy = "Give bytes (an array's .tobytes(), an image's file), text, numbers, lists or mappings."
+            raise SourceError(SPENT, what, remedy, key=key) from problem

@@ -13,11 +13,15 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode
+from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
@@ -182,9 +186,17 @@ class TableContainer(ContainerFile):
 
 
 def as_json(value: Any) -> bytes:
-    """Return a number, text, list or mapping as JSON; what JSON has no word for as Python's text of it."""
-    text: str = json.dumps(value, default=str, ensure_ascii=False, separators=(",", ":"))
+    """Return a number, text, time, list or mapping as JSON; TypeError: it is none of these."""
+    text: str = json.dumps(value, default=_as_text, ensure_ascii=False, separators=(",", ":"))
     return text.encode()
+
+
+def _as_text(value: object) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, date | time | timedelta | Decimal | UUID | bytes):
+        return str(value)
+    raise TypeError(type(value).__name__)  # an array's text leaves out most of it
 
 
 class _ParquetGroups:

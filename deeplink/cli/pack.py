@@ -283,6 +283,8 @@ def command(
             )
         if chosen.part is not None:
             _say_part(result, chosen.part, as_json=as_json)
+            if kept.named and result.home_lacks:
+                raise click.exceptions.Exit(1)
             return
         index = Catalog(to.config.catalog).open(result.name, result.version)
         found = None
@@ -300,6 +302,15 @@ def command(
         raise click.exceptions.Exit(1)
 
 
+def _say_lacking(result: PackResult) -> None:
+    if result.home_lacks:
+        lacks = f"lacks {result.home_lacks:,} of {counted(result.shards, 'shard')}: {result.home_problem}"
+        click.echo(f"the packed home {lacks}; run the command again once it takes them", err=True)
+    if result.short:
+        short = counted(result.short, "shard")
+        click.echo(f"fewer copies than wanted of {short}; run the command again to place them", err=True)
+
+
 def _home_line(kept: HomeChoice) -> str:
     if kept.url:
         return f"packed home {kept.url}: {kept.why}"
@@ -313,6 +324,7 @@ def _say_part(result: PackResult, part: Part, *, as_json: bool) -> None:
     made = f"{counted(result.files, 'file')}, {sized(result.bytes)}, in {counted(result.shards, 'shard')}"
     click.echo(f"{result.name}, part {part.number} of {part.parts}: {made}")
     _say_selection(result.left_out, result.skipped, result.skipped_count)
+    _say_lacking(result)
     click.echo(f"`deeplink index merge {result.name}` publishes it once all {part.parts} are there")
 
 
@@ -390,12 +402,7 @@ def _say_result(result: PackResult, found: ReadBack | None, *, as_json: bool) ->
     click.echo("shards per node: " + ", ".join(f"{node} {count}" for node, count in sorted(counts.items())))
     if result.home:
         click.echo(f"packed home {result.home}: {sized(result.home_bytes)}")
-    if result.home_lacks:
-        lacks = f"lacks {result.home_lacks:,} of {counted(result.shards, 'shard')}: {result.home_problem}"
-        click.echo(f"the packed home {lacks}; run the command again once it takes them", err=True)
-    if result.short:
-        short = counted(result.short, "shard")
-        click.echo(f"fewer copies than wanted of {short}; run the command again to place them", err=True)
+    _say_lacking(result)
     if found is not None:
         copies = "copy" if found.copies == 1 else "copies"
         click.echo(f"read back {found.copies:,} {copies} of shards, {sized(found.bytes)}")

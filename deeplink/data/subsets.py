@@ -70,8 +70,8 @@ def _sizes(length: int, lengths: Sequence[float]) -> list[int]:
 
 def resolved(dataset: Any) -> Any:
     """Return what torch's Subset of a dataset of ours is: that dataset's own subset; anything else as it is."""
-    whole, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
-    if whole is None or indices is None or len(indices) != len(dataset):
+    kind = type(dataset)  # not a class of the user's below it: what that does to items would be lost
+    if (kind.__module__, kind.__name__) != ("torch.utils.data.dataset", "Subset"):
         return dataset
-    whole = resolved(whole)
-    return whole.subset(indices) if hasattr(whole, "subset") else dataset
+    whole = resolved(dataset.dataset)
+    return whole.subset(dataset.indices) if hasattr(whole, "subset") else dataset

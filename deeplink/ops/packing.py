@@ -20,6 +20,7 @@ from deeplink.cache.source.tables import TableColumns
 from deeplink.core.config import load_config
 from deeplink.ops.inventory import note_placed
 from deeplink.ops.pack_target import target
+from deeplink.ops.packed_home import chosen_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -63,7 +64,8 @@ def pack(  # noqa: PLR0913 - as the command has them
         follow_links: follow links out of the folder and links to folders.
         skip_bad: leave out files that cannot be packed; the result names them.
         append: share shards of the newest version whose files are as they were.
-        home: a folder or URL to keep shards and index in besides; empty for none.
+        home: the packed home, a folder or URL that keeps shards and index besides; "none" for none, empty for what
+            the configuration says, which is one where nodes share the catalog.
         replace: let a name whose newest version is of another source be of this one.
         config: settings; None for the configured ones.
 
@@ -85,7 +87,10 @@ def pack(  # noqa: PLR0913 - as the command has them
             raise SourceError("iterable:", "append, globs and links are for files", "Filter the iterable itself.")
         else:
             origin = stack.enter_context(SpooledSource(config.store))
-        check_pack(origin, name, config=config, append=append, home=home, replace=replace)
+        kept = chosen_home(config, home)
+        named = kept.url if kept.named else ""
+        check_pack(origin, name, config=config, append=append, home=named, replace=replace)
+        home = kept.made(config.catalog).url
         if isinstance(origin, SpooledSource):
             origin.take(keyed(source, key, columns))  # type: ignore[arg-type]  # no path: an iterable
         to = stack.enter_context(target(config))

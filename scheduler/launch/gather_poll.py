@@ -33,6 +33,7 @@ class _Leaf:
 
     def __init__(self, agents: Iterable[AgentMonitor], first_at: float) -> None:
         self._asked, self._replied = first_at - POLL_S, float("-inf")
+        self._rounds = 0
         self._moments: dict[int, float] = {}  # when each of the newest questions was asked
         self._gatherer: AgentMonitor | None = None
         self._gathers_since = first_at
@@ -109,7 +110,7 @@ class _Leaf:
             self._alone_until[one.facts.name] = now + ALONE_KEPT_S
 
     def _ask(self, together: Sequence[AgentMonitor], request: node_pb2.StatusRequest, now: float) -> None:
-        self._asked, number = now, next(_numbers)
+        self._asked, self._rounds, number = now, self._rounds + 1, next(_numbers)
         self._moments[number] = now
         if len(self._moments) > _MOST_MOMENTS:
             del self._moments[next(iter(self._moments))]

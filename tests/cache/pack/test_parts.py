@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,18 @@ def test_parts_make_what_one_packer_makes(
     assert list((config.catalog / "it" / ".parts").iterdir()) == []
     with Reader.open("it", config=config) as reader:
         assert [bytes(view) for view in reader.read(range(len(reader)))] == [files[key] for key in sorted(files)]
+
+
+def test_a_home_that_takes_no_more_ends_no_merge(
+    source: Path, config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = tmp_path / "home"
+    in_parts(source, config, 2, home=str(home))
+    shutil.rmtree(home)
+    home.touch()
+    merged = merge_parts(Catalog(config.catalog), "it")
+    assert Catalog(config.catalog).latest("it") == merged.version
+    assert "the packed home lacks the index of it" in caplog.text
 
 
 def test_what_is_missing_or_does_not_fit_is_said(source: Path, config: Config) -> None:

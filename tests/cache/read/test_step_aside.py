@@ -13,6 +13,7 @@ from deeplink.cache.packer import pack
 from deeplink.cache.read.local import LocalReader
 from deeplink.cache.read.step_aside import RawComparison
 from deeplink.cache.reader import Reader
+from deeplink.cache.source.opening import holds_many
 from deeplink.core.clock import ManualClock
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ def test_three_comparisons_in_a_row_are_needed() -> None:
     assert not comparison.is_aside()
     assert compared(comparison, clock, 0.008, 0.001) == "8.0 ms a sample where its small files take 1.0 ms"
     assert comparison.is_aside()
+    comparison.end_aside()
+    assert not comparison.is_aside()
+    assert [bool(compared(comparison, clock, 0.008, 0.001)) for _ in range(3)] == [False, False, True]
     clock.sleep(599.0)
     assert comparison.is_aside()
     clock.sleep(2.0)
@@ -114,6 +118,14 @@ def test_the_switch_forbids_it(slow: ManualClock, config: Config, files: dict[st
             read_all(reader, files, 4)
             slow.sleep(10.0)
         assert reader.stats().source_samples == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "holds"),
+    [("/data/x", False), ("s3://b/x", False), ("/data/x-{0..9}.tar", True), ("x.parquet#key=k", True)],
+)
+def test_files_that_hold_many_samples_are_not_read_to_compare(url: str, holds: bool) -> None:
+    assert holds_many(url) == holds
 
 
 def test_a_source_that_is_gone_is_no_way_aside(

@@ -96,6 +96,7 @@ def test_links_within_a_tar_and_what_is_bad_in_it(tmp_path: Path) -> None:
     assert "twice" in str(refused.value)
     assert "soft" in str(refused.value)
     compare(str(path), {"a/one": b"abc", "a/hard": b"abc"}, skip_bad=True)
+    compare(str(path), {"a/hard": b"abc"}, include=("hard",))
 
 
 def test_a_tar_that_is_none_or_is_compressed_is_said(tmp_path: Path, tars: Files) -> None:

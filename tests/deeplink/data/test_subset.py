@@ -23,6 +23,7 @@ from deeplink.data import (
     SamplerError,
 )
 from deeplink.data.shared_batches import loader as packed_loader
+from deeplink.data.subsets import resolved
 from tests.deeplink.data.packed_things import COUNT, body, packed_below
 from tests.pickled import copied
 
@@ -192,6 +193,12 @@ def test_a_grouped_dataset_has_subsets_too(tmp_path: Path) -> None:
     part = whole.subset([4, 2])
     assert [part.key(0), part[1]["jpg"], len(part)] == ["4", b"2", 2]
     assert ResumableSampler(torch_data.Subset(whole, [4, 2]), batch_size=1).subset == part.subset_digest
+
+    class Changed(torch_data.Subset[Any]):
+        """What it does to items would be lost."""
+
+    changed = Changed(whole, [4, 2])
+    assert resolved(changed) is changed
     assert [whole.index(str(i)) for i in range(9)] == list(range(9))
     assert part.index("2") == 1
     for key in ("3", "2.jpg", "no"):

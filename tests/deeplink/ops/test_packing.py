@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import deeplink
@@ -80,6 +81,19 @@ def test_mappings_are_samples_of_several_parts(config: Config) -> None:
     assert contents("numbered", config) == {"00000000.text": "é".encode(), "00000001.text": b""}
 
 
+def test_buffers_are_taken_whole_whatever_their_elements_are(config: Config) -> None:
+    numbers = np.arange(6, dtype="f4").reshape(2, 3)
+    deeplink.pack([("a", numbers.data), ("b", numbers.T.data), ("c", {"n": np.int64(7)})], "it", config=config)
+    assert contents("it", config) == {"a": numbers.tobytes(), "b": numbers.T.tobytes(), "c.n": b"7"}
+
+
+def test_a_home_is_named_so_that_others_find_it(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert deeplink.pack([("a", b"1")], "it", config=config, home="packed").home == str(tmp_path / "packed")
+
+
 @pytest.mark.parametrize(
     ("items", "said"),
     [
@@ -88,6 +102,8 @@ def test_mappings_are_samples_of_several_parts(config: Config) -> None:
         ([("same", b"1"), ("same", b"2")], "twice"),
         ([("../up", b"1")], "cannot be packed"),
         ([{"other": 1}], "has no 'id'"),
+        ([("a", np.zeros((100, 100)))], "a is a ndarray, of which no bytes are known"),
+        ([("a", {"x": [object()]})], "a.x is a list, of which no bytes are known"),
     ],
 )
 def test_an_iterable_that_cannot_be_packed_is_refused(config: Config, items: list[Any], said: str) -> None:
