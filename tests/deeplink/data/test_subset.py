@@ -118,13 +118,14 @@ def _samplers(dataset: Any, batch_size: int, world: int) -> list[ResumableSample
     return [ResumableSampler(dataset, batch_size=batch_size, rank=r, world_size=world) for r in range(world)]
 
 
-@pytest.mark.parametrize("kind", ["ours", "torch's"])
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "options"),
     [
-        {},
-        {"num_workers": 2},
-        pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
+        ("ours", {}),
+        ("torch's", {}),
+        ("ours", {"num_workers": 2}),
+        ("torch's", {"num_workers": 2}),
+        pytest.param("torch's", {"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
     ],
 )
 def test_an_epoch_of_a_split_left_in_the_middle_goes_on_at_other_ranks(
