@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import shutil
@@ -167,6 +168,8 @@ def test_a_full_home_ends_no_pack_and_is_completed_by_the_next(
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
+    # So small shards that the first have come before those on their way at once have no room.
+    config = dataclasses.replace(config, shard_bytes=30_000)
     size = f"size={sum(map(len, files.values())) // 2}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", str(home)], check=True, timeout=LIMIT_S)
     try:
