@@ -8,7 +8,6 @@ kept for the last files, up to 512 MiB.
 
 from __future__ import annotations
 
-import io
 import re
 import threading
 from collections import OrderedDict, deque
@@ -22,13 +21,13 @@ from deeplink.cache.errors import SourceChangedError, SourceError
 from deeplink.cache.format.names import NameCollector
 from deeplink.cache.source.selection import Picker, Selection
 from deeplink.cache.source.source import EVERYTHING, Listing, Source, check_size
+from deeplink.core.ranged_file import RangedFile
 from deeplink.core.types import SampleKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
-    from typing_extensions import Buffer
 
 _HELD_BYTES = 512 << 20
 _LISTED_AHEAD = 4
@@ -63,37 +62,15 @@ class ContainerFile(Protocol):
         return self.read([name])[0][start : start + length]
 
 
-class FileRanges(io.RawIOBase):
-    """A file of a source, read by ranges, as Python's file objects are read."""
+class FileRanges(RangedFile):
+    """A file of a source."""
 
     def __init__(self, files: Source, name: str, size: int) -> None:
-        self._files, self._name, self._size = files, name, size
-        self._at = 0
+        self._files, self._name, self.size = files, name, size
 
     @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def seekable(self) -> bool:
-        return True
-
-    @override
-    def tell(self) -> int:
-        return self._at
-
-    @override
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    @override
-    def readinto(self, buffer: Buffer) -> int:
-        with memoryview(buffer).cast("B") as into:
-            length = max(min(len(into), self._size - self._at), 0)
-            into[:length] = self._files.read_range(self._name, self._at, length) if length else b""
-        self._at += length
-        return length
+    def fetch(self, start: int, length: int) -> bytes:
+        return self._files.read_range(self._name, start, length)
 
 
 class ContainerSource(Source):

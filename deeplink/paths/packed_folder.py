@@ -23,6 +23,7 @@ from deeplink.cache.pack.plan import kept_marks
 from deeplink.cache.reader import Reader, ReadStats
 from deeplink.core.config import load_config
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.ranged_file import RangedFile
 from deeplink.core.types import Version
 from deeplink.fs.files import LongSample
 from deeplink.fs.library import DatasetPath, DatasetTree, PathEntry, TreeEntry
@@ -169,55 +170,27 @@ class _RawSample(_WithDescriptor, io.BytesIO):
         raise io.UnsupportedOperation("truncate")
 
 
-class _RawLongSample(_WithDescriptor, io.RawIOBase):
+class _RawLongSample(_WithDescriptor, RangedFile):
     """The same of a sample of many MiB: its pieces come when they are read. Its descriptor is the file's own."""
 
     def __init__(self, name: str, sample: LongSample, path: str) -> None:
         super().__init__()
         self.name, self._sample, self._path = name, sample, path
-        self._at, self._is_real = 0, False
+        self.size, self._is_real = sample.bytes, False
 
     @override
     def _open_descriptor(self) -> int:
         return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
     @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def seekable(self) -> bool:
-        return True
-
-    @override
-    def tell(self) -> int:
-        return self._at
-
-    @override
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._sample.bytes}[whence]
-        if base + offset < 0:
-            raise OSError(22, os.strerror(22))
-        self._at = base + offset
-        return self._at
-
-    @override
-    def readinto(self, into: Any) -> int:
-        view = memoryview(into).cast("B")
-        count = max(min(len(view), self._sample.bytes - self._at), 0)
-        piece = self._piece(count)
-        view[: len(piece)] = piece
-        self._at += len(piece)
-        return len(piece)
-
-    def _piece(self, count: int) -> bytes:
+    def fetch(self, start: int, length: int) -> bytes:
         if not self._is_real:
             try:
-                return self._sample.read(self._at, self._at + count)
+                return self._sample.read(start, start + length)
             except DeepLinkError as problem:
                 log.warning("%s is read itself: %s", self._path, problem)
                 self._is_real = True
-        return os.pread(self.fileno(), count, self._at)
+        return os.pread(self.fileno(), length, start)
 
 
 class _FoundSample(NamedTuple):
