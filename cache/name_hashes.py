@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deeplink.cache.format.block import DIGEST_DIGITS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -15,9 +17,7 @@ if TYPE_CHECKING:
 
     Words = NDArray[np.uint64]
 
-DIGEST = 40
-"""Characters of a shard's id."""
-LONGEST = 128 - DIGEST - 1
+LONGEST = 128 - DIGEST_DIGITS - 1
 """Bytes of a name; of longer inputs XXH3 is another function."""
 _WORD, _HALF = (1 << 64) - 1, (1 << 32) - 1
 
@@ -51,9 +51,9 @@ class _SameLength:
     """Names of one length, at most `LONGEST`: XXH3 of a shard's id, a zero byte and each of them."""
 
     def __init__(self, names: list[bytes]) -> None:
-        self._size = DIGEST + 1 + len(names[0])
+        self._size = DIGEST_DIGITS + 1 + len(names[0])
         text = np.zeros((len(names), self._size), np.uint8)
-        text[:, DIGEST + 1 :] = np.frombuffer(b"".join(names), np.uint8).reshape(len(names), -1)
+        text[:, DIGEST_DIGITS + 1 :] = np.frombuffer(b"".join(names), np.uint8).reshape(len(names), -1)
         rounds = (self._size - 1) // 32 + 1
         # Where 16 bytes are taken from, each with its 16 of the secret.
         starts = [(16 * turn, 32 * turn) for turn in range(rounds)]
@@ -68,7 +68,7 @@ class _SameLength:
 
     def of(self, shard: bytes) -> Words:
         """Return the hash of each name."""
-        text = shard + bytes(self._size - DIGEST)
+        text = shard + bytes(self._size - DIGEST_DIGITS)
         total: Any = self._size * _PRIME & _WORD
         for pair in self._pairs:
             one, other = (self._mixed(text, *word) for word in pair)
@@ -94,6 +94,11 @@ class NameHashes:
         self._weights, self._slack = np.array(weights, np.float64), slack
         self._bounds: dict[float, Words] = {}
         self.weight = float(self._weights.sum())
+
+    @staticmethod
+    def takes(shard: ShardId) -> bool:
+        """Tell whether a text is as long as the shards' names that are hashed here."""
+        return len(shard) == DIGEST_DIGITS
 
     def of(self, shard: ShardId) -> Words:
         """Return the hash of each member with a shard."""

@@ -20,7 +20,6 @@ CANDIDATES = 64
 """So many members of a shard's order are to take it, at most: those that come after them are not looked at."""
 
 _FEW = 48  # for so many members the order of all is found sooner
-_DIGEST = 40  # characters of a shard's id
 _SURE = 1e-9  # beyond what rounding does to a score
 
 
@@ -57,7 +56,7 @@ class RendezvousOrder:
 
     def first(self, shard: ShardId, count: int) -> tuple[NodeName, ...]:
         """Return the first `count` members in the order in which they are to hold `shard`; all where fewer."""
-        if self._hashes is None or len(shard) != _DIGEST:
+        if self._hashes is None or not self._hashes.takes(shard):
             return ranked(shard, self._names, self._known)[:count]
         hashes = self._hashes.of(shard)
         expected = count + 4 * count**0.5 + 4

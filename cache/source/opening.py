@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from deeplink.cache.errors import SourceError
 from deeplink.cache.source.containers import ContainerSource
 from deeplink.cache.source.local_source import LocalSource
+from deeplink.cache.source.source import ITERABLE
 from deeplink.cache.source.tars import SUFFIX, TarContainer
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def open_source(url: str) -> Source:
     Raises:
         SourceError: no source can be meant by it.
     """
-    if url == "iterable:":
+    if url == ITERABLE:
         from deeplink.cache.source.spool import spent  # noqa: PLC0415 - as below
 
         raise spent()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Entry = tuple[str, int, int]
 """A file's name, size and change mark; or a folder's name, which ends in a slash, and two zeros."""
 EVERYTHING = Selection(default_excludes=False)
+ITERABLE = "iterable:"
+"""The URL of whatever was packed from a Python iterable: nothing can be read from it again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

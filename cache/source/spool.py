@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from deeplink.cache.errors import SourceError
 from deeplink.cache.format.names import NameCollector, checked_key
-from deeplink.cache.source.source import EVERYTHING, Listing, Source, check_size
+from deeplink.cache.source.source import EVERYTHING, ITERABLE, Listing, Source, check_size
 from deeplink.cache.source.tables import as_json
 
 if TYPE_CHECKING:
@@ -25,15 +25,13 @@ if TYPE_CHECKING:
 
     from deeplink.cache.source.selection import Selection
 
-SPENT = "iterable:"
-"""The URL of every such source."""
 _AT_ONCE = 4096
 
 
 def spent() -> SourceError:
     """Return why nothing can be read from such a source any more."""
     return SourceError(
-        SPENT,
+        ITERABLE,
         "a Python iterable was packed, which cannot be read again",
         "Its only copies are at nodes that hold its shards and in its packed home: start those, or pack again.",
     )
@@ -44,7 +42,7 @@ class SpooledSource(Source):
 
     local = True
     elsewhere = False
-    url = SPENT
+    url = ITERABLE
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,4 +144,4 @@ def _parts(key: str, value: Any) -> Iterator[tuple[str, bytes]]:
         except (TypeError, ValueError) as problem:
             what = f"{stem}{name} is a {type(data).__name__}, of which no bytes are known"
             remedy = "Give bytes (an array's .tobytes(), an image's file), text, numbers, lists or mappings."
-            raise SourceError(SPENT, what, remedy, key=key) from problem
+            raise SourceError(ITERABLE, what, remedy, key=key) from problem

@@ -15,6 +15,7 @@ from deeplink.cache.errors import SourceError
 from deeplink.cache.packer import PackResult, check_pack
 from deeplink.cache.packer import pack as pack_source
 from deeplink.cache.source.selection import Selection
+from deeplink.cache.source.source import ITERABLE
 from deeplink.cache.source.spool import SpooledSource
 from deeplink.cache.source.tables import TableColumns
 from deeplink.core.config import load_config
@@ -84,7 +85,7 @@ def pack(  # noqa: PLR0913 - as the command has them
         if isinstance(source, str | os.PathLike):
             origin = TableColumns(key, tuple(columns)).url(os.fspath(source))
         elif append or wanted != Selection():
-            raise SourceError("iterable:", "append, globs and links are for files", "Filter the iterable itself.")
+            raise SourceError(ITERABLE, "append, globs and links are for files", "Filter the iterable itself.")
         else:
             origin = stack.enter_context(SpooledSource(config.store))
         kept = chosen_home(config, home)
@@ -107,7 +108,7 @@ def pack(  # noqa: PLR0913 - as the command has them
         index = Catalog(to.config.catalog).open(result.name, result.version)
     note_placed(config.catalog, result.name, index, result.placed)
     copies = min(map(len, result.placed.values()), default=0)
-    if isinstance(origin, SpooledSource) and not home:
+    if isinstance(origin, SpooledSource) and (result.home_lacks or not result.home):
         log.warning(
             "%s has no source: its only copies are %d on nodes' SSDs; home= keeps one on shared storage",
             name,
@@ -130,12 +131,12 @@ def keyed(items: Iterable[Any], key: str, columns: Sequence[str]) -> Iterator[tu
                 yield stem, {name: _with_bytes(item[name]) for name in names}
             except KeyError as missing:
                 there = f"There are: {', '.join(map(str, item))}."
-                raise SourceError("iterable:", f"item {number:,} has no {missing}", there) from None
+                raise SourceError(ITERABLE, f"item {number:,} has no {missing}", there) from None
         elif isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):  # noqa: PLR2004 - a pair
             yield item
         else:
             raise SourceError(
-                "iterable:",
+                ITERABLE,
                 f"item {number:,} is a {type(item).__name__}, neither (key, bytes) nor a mapping",
                 "Of several splits, pack one at a time.",
             )
@@ -157,5 +158,5 @@ def _with_bytes(value: Any) -> Any:
         try:
             return Path(value["path"]).read_bytes()
         except OSError as problem:
-            raise SourceError.unreadable("iterable:", value["path"], problem.strerror or str(problem)) from problem
+            raise SourceError.unreadable(ITERABLE, value["path"], problem.strerror or str(problem)) from problem
     return value
