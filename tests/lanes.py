@@ -1,8 +1,9 @@
-"""Run pytest three times at once: the quick tests, the slow ones (they mostly wait), those that drive a cluster.
+"""Run pytest three times: the quick tests first, then at once the slow ones and those that drive a cluster.
 
 python tests/lanes.py [ARGUMENT OF PYTEST...]
 
-The quick tests' output is shown as it comes, the others' when all have ended. Fails when a lane does.
+The quick tests have the machine for themselves: many race threads against clocks. Their output is shown as it
+comes, the others' when both have ended. Fails when a lane does.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _files_with_slow_tests() -> tuple[str, ...]:
 
 CLUSTER = "tests/cluster"
 LANES = (
-    Lane("quick", "not slow and not cluster", 2, (f"--ignore={CLUSTER}",)),
+    Lane("quick", "not slow and not cluster", 3, (f"--ignore={CLUSTER}",)),
     Lane("slow", "slow and not cluster", 2, _files_with_slow_tests()),
     Lane("cluster", "cluster", 3, (CLUSTER,)),
 )
@@ -63,11 +64,13 @@ LANES = (
 def main(argv: list[str]) -> int:
     """Return 0, or what pytest exited with where a lane failed."""
     began = time.monotonic()
+    quick, *others = LANES
+    codes = [_begin(quick, argv, None).wait()]
     with contextlib.ExitStack() as stack:
-        kept = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in LANES[1:]]
-        running = [_begin(lane, argv, output) for lane, output in zip(LANES, [None, *kept], strict=True)]
-        codes = [pytest.wait() for pytest in running]
-        for lane, output in zip(LANES[1:], kept, strict=True):
+        kept = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in others]
+        running = [_begin(lane, argv, output) for lane, output in zip(others, kept, strict=True)]
+        codes += [pytest.wait() for pytest in running]
+        for lane, output in zip(others, kept, strict=True):
             output.seek(0)
             sys.stdout.write(f"\n{lane.name}:\n{output.read()}")
     print(f"three lanes: {time.monotonic() - began:.0f} s")  # noqa: T201

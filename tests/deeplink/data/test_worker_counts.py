@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.forkserver
 import os
 import signal
 from pathlib import Path
@@ -48,6 +49,8 @@ def numbers() -> dict[str, float]:
 )
 def test_reads_are_counted_at_any_number_of_workers(many: deeplink.Dataset, options: dict[str, Any]) -> None:
     assert numbers() == {}
+    # A test before this one may have begun the server, which has kept the environment of then.
+    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
     sampler = ResumableSampler(many, batch_size=16)
     loader = torch_data.DataLoader(many, batch_sampler=sampler, collate_fn=len, **options)
     for epoch in range(2):
