@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class SourceError(DeepLinkError):
-    """A source cannot be packed or read: all of it, or one file (`key`, else empty)."""
+    """A source cannot be packed or read: all of it, or one file (`key`, else empty).
+
+    `may_pass`: the storage did not answer, which says nothing about the file.
+    """
 
     exit_code = 2
 
@@ -25,9 +28,10 @@ class SourceError(DeepLinkError):
         remedy: str = "Name a folder or an fsspec URL that holds files.",
         *,
         key: str = "",
+        may_pass: bool = False,
     ) -> None:
         super().__init__(f"source {url}: {problem}" if url else problem, remedy=remedy)
-        self.key = key
+        self.key, self.may_pass = key, may_pass
 
     @staticmethod
     def bad_key(key: str, problem: str) -> SourceError:
@@ -36,10 +40,10 @@ class SourceError(DeepLinkError):
         return SourceError("", f"{key!r} cannot be packed: {problem}", remedy, key=key)
 
     @staticmethod
-    def unreadable(url: str, key: str, problem: str) -> SourceError:
+    def unreadable(url: str, key: str, problem: str, *, may_pass: bool = False) -> SourceError:
         """One file of the source cannot be read."""
         remedy = "Make it readable or remove it, then run the same command again: sealed shards are kept."
-        found = SourceError(url, f"{key!r} cannot be read: {problem}", remedy, key=key)
+        found = SourceError(url, f"{key!r} cannot be read: {problem}", remedy, key=key, may_pass=may_pass)
         found.exit_code = 1
         return found
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _HELD_BYTES = 512 << 20
 _LISTED_AHEAD = 4
+_OPENED_AT_ONCE = 8
+"""Files that readers look through at the same time, at the most; two that share a lock wait for each other."""
 _MOST_FILES = 1_000_000
 _MAGIC = re.compile(r"[*?\[]")
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -89,7 +91,8 @@ class ContainerSource(Source):
         self.url, self.local = url, files.local
         self._files, self._pattern, self._suffix, self._opened = files, pattern, suffix, opened
         self._depth = pattern.count("/") + 1
-        self._lock, self._opening = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._opening = [threading.Lock() for _ in range(_OPENED_AT_ONCE)]
         self._open: OrderedDict[str, tuple[tuple[int, int], ContainerFile]] = OrderedDict()
 
     def _named(self) -> list[tuple[SampleKey, int, int]]:
@@ -119,6 +122,8 @@ class ContainerSource(Source):
             try:
                 entries = looked.result()
             except SourceError as problem:
+                if problem.may_pass:
+                    raise
                 picker.refuse(name, problem)
                 continue
             for below, size in sorted(entries, key=lambda one: one[0].encode(errors="surrogateescape")):
@@ -168,7 +173,7 @@ class ContainerSource(Source):
         facts = self._files.stat(name)
         if (known := self._known(name, facts)) is not None:
             return known
-        with self._opening:  # one thread looks through a file, and the others find it
+        with self._opening[hash(name) % _OPENED_AT_ONCE]:  # one thread looks through it, and the others find it
             if (known := self._known(name, facts)) is None:
                 known = self._opened(self._files, name, facts[0])
                 self._keep(name, facts, known)

@@ -103,10 +103,13 @@ class RemoteSource(Source):
             raise SourceError(self.url, "there is no such folder")
 
     def _failed(self, key: str, problem: BaseException) -> SourceError:
-        return SourceError.unreadable(self.url, key, f"{type(problem).__name__}: {problem}")
+        said = f"{type(problem).__name__}: {problem}"
+        return SourceError.unreadable(self.url, key, said, may_pass=_may_pass(problem))
 
     def _unreachable(self, error: Exception) -> SourceError:
-        return SourceError(self.url, f"cannot be listed: {error}", "Check the address and rights.")
+        return SourceError(
+            self.url, f"cannot be listed: {error}", "Check the address and rights.", may_pass=_may_pass(error)
+        )
 
     @override
     def listing(self, wanted: Selection = EVERYTHING) -> Listing:
@@ -226,6 +229,10 @@ class RemoteSource(Source):
         except Exception as problem:
             raise self._failed(key, problem) from problem
         return data
+
+
+def _may_pass(problem: BaseException) -> bool:
+    return not isinstance(problem, (FileNotFoundError, PermissionError))
 
 
 def _mark(facts: dict[str, Any]) -> int:

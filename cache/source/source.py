@@ -109,7 +109,7 @@ def check_size(url: str, key: str, size: int, found: int) -> None:
 def walk(entries: Callable[[str], Sequence[Entry]], found: NameCollector, picker: Picker) -> None:
     """Gather all files below a root, folder by folder, in the order of the keys' bytes.
 
-    A folder that `entries` cannot list is bad, the root an error.
+    A folder that cannot be listed is bad; the root, or one that was not reached, an error.
     """
     # A folder counts with its slash, so the order within each folder gives that of all keys.
     stack: list[tuple[str, Iterator[Entry]]] = [("", iter(sorted(entries(""))))]
@@ -131,6 +131,8 @@ def walk(entries: Callable[[str], Sequence[Entry]], found: NameCollector, picker
             try:
                 stack.append((deeper, iter(sorted(entries(deeper)))))
             except SourceError as problem:
+                if problem.may_pass:
+                    raise
                 picker.refuse(deeper, problem)
         else:
             stack.pop()

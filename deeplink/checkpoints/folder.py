@@ -380,7 +380,8 @@ class Checkpoints:
     ) -> Iterator[Any]:
         """Yield a loader's batches, saving the parts each `every` steps; asking for the next batch ends a step.
 
-        Resumes first, unless `resume` was called. A part `sampler` is told `finished()` after each step.
+        Resumes first, unless `resume` was called. A part `sampler` is told `finished()` after each step, and the
+        step is reported (`deeplink.report`) unless the loop does so.
 
         Args:
             batches: what the loop goes over.

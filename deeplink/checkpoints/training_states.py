@@ -25,7 +25,7 @@ from deeplink.checkpoints.multirank_save import (
 )
 from deeplink.checkpoints.saving import Saver, withdraw
 from deeplink.core.publish import DRAFT_PREFIX
-from deeplink.training.progress import should_save
+from deeplink.training.progress import count_step, should_save
 from deeplink.v1 import saving_pb2
 
 if TYPE_CHECKING:
@@ -347,5 +347,6 @@ class Loop:
             if SAMPLER in self.parts and hasattr(self.parts[SAMPLER], "finished"):
                 self.parts[SAMPLER].finished()
             self.step += 1
+            count_step(self.step)
             if self.step % every == 0 or should_save(step=self.step):
                 self._checkpoints.save_state(self.parts, step=self.step, spread=how)

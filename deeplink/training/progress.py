@@ -90,6 +90,7 @@ class Reporter:
     work_s: float = 0.0
     _waiting: tuple[int, float, Mapping[str, float], str, float] | None = None  # of a `_Report`
     _step: int | None = None
+    _counted: int | None = None  # the step that was reported for a loop that reports none
     _metrics: Mapping[str, float] = field(default_factory=dict)
     _sections: list[Section] = field(default_factory=list)
     _fenced_by: Attempt | None = None
@@ -123,6 +124,14 @@ class Reporter:
         with self._lock:
             self._step, self._metrics = int(step), metrics  # type: ignore[assignment] # all floats by now
             self._hand_over()
+
+    def takes_count(self, step: int) -> bool:
+        """Tell whether to report a step for the loop: not once it has reported one itself."""
+        with self._lock:
+            if self._step != self._counted:
+                return False
+            self._counted = step
+            return True
 
     def enter(self, section: Section) -> None:
         """Hand over that a section begins; microseconds."""
@@ -352,6 +361,17 @@ def report(*, step: int, work_s: float | None = None, **metrics: float) -> None:
     ours.tell(step, metrics)
 
 
+def count_step(step: int) -> None:
+    """Report a step for a loop that calls no `report` itself.
+
+    Raises:
+        FencedError: as `report`.
+    """
+    ours = reporter()
+    if ours is not None and ours.takes_count(step):
+        report(step=step)
+
+
 def measure_with(step_ended: Callable[[], float] | None) -> None:
     """Ask at each report how long the rank's own work in a step took; None: no more."""
     _process.step_ended = step_ended
@@ -361,7 +381,7 @@ def should_save(*, step: int) -> bool:
     """Tell whether a checkpoint is wanted now, besides those the loop saves anyway; microseconds, never waits.
 
     True once, at the same step on every rank, when the job is about to lose its nodes: its time limit comes. The
-    loop must `report` its steps to be told. `Checkpoints.over` and the callbacks ask by themselves.
+    loop must `report` its steps to be told. `Checkpoints.over` and the callbacks do both by themselves.
 
     Args:
         step: as of `report`.

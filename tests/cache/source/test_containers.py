@@ -220,3 +220,49 @@ def test_a_folder_called_like_a_tar_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.tar").mkdir()
     (tmp_path / "a.tar" / "x").write_bytes(b"1")
     assert list(open_source(str(tmp_path / "a.tar")).listing().keys) == ["x"]
+
+
+@pytest.mark.parametrize(("problem", "is_bad"), [(ConnectionError("reset"), False), (PermissionError(13), True)])
+def test_a_tar_that_was_not_had_is_not_left_out_as_bad(
+    tars: Files, tmp_path: Path, problem: OSError, is_bad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = fsspec.filesystem("memory")
+    for path in (tmp_path / "tars").glob("*.tar"):
+        memory.pipe_file(f"/shaky/{path.name}", path.read_bytes())
+    memory.pipe_file("/shaky/x-999.tar", b"no tar" * 1000)
+    real = memory.cat_file
+
+    def cat_file(path: str, **options: Any) -> bytes:
+        if path.endswith("x-001.tar"):
+            raise problem
+        return real(path, **options)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(memory, "cat_file", cat_file)
+    try:
+        source, wanted = open_source("memory://shaky/*.tar"), Selection(skip_bad=True)
+        if is_bad:
+            assert set(source.listing(wanted).bad) == {"x-001.tar", "x-999.tar"}
+        else:
+            with pytest.raises(SourceError, match=r"x-001\.tar"):
+                source.listing(wanted)
+    finally:
+        memory.rm("/shaky", recursive=True)
+
+
+def test_a_folder_that_was_not_reached_is_not_left_out_as_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = fsspec.filesystem("memory")
+    for name in ("a/one", "b/two"):
+        memory.pipe_file(f"/shaky/{name}", b"abc")
+    real = memory.ls
+
+    def ls(path: str, **options: Any) -> Any:
+        if path.endswith("/b"):
+            raise ConnectionError("reset")
+        return real(path, **options)
+
+    monkeypatch.setattr(memory, "ls", ls)
+    try:
+        with pytest.raises(SourceError, match="cannot be listed"):
+            open_source("memory://shaky").listing(Selection(skip_bad=True))
+    finally:
+        memory.rm("/shaky", recursive=True)

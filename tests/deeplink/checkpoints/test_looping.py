@@ -87,6 +87,13 @@ def test_a_job_that_is_about_to_lose_its_nodes_saves_besides(
     assert found.step == 5
 
 
+def test_each_step_is_reported_for_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(training_states, "count_step", told.append)
+    train(tmp_path, Attempt(1, 0, 0))
+    assert told == list(range(1, 21))
+
+
 def test_resuming_first_tells_where_training_stands(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, attempt=Attempt(1, 0, 0)) as checkpoints:
         assert checkpoints.resume(model=nn.Linear(1, 1)) is None

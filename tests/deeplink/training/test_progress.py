@@ -343,3 +343,16 @@ def test_the_agent_is_the_same_to_grpcio_and_to_plain_calls(agent: Agent) -> Non
         plainly.call(REPORT, request(1, loss=0.5), time.monotonic() + LIMIT_S)
     first, second = agent.servicer.bulletin.since(0).records
     assert first == second
+
+
+def test_a_step_is_counted_for_a_loop_until_it_reports_one_itself(agent: Agent, to: Destination) -> None:
+    reporter = Reporter(to)
+    for step in (101, 102):  # resumed
+        assert reporter.takes_count(step)
+        reporter.tell(step, {})
+    reporter.tell(7, {"loss": 1.0})  # the loop counts otherwise
+    assert not reporter.takes_count(103)
+    reporter.tell(8, {"loss": 1.0})
+    assert not reporter.takes_count(104)
+    assert reporter.flush(LIMIT_S)
+    assert agent.steps()[-1] == 8
