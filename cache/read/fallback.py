@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache.errors import HomeError, SourceChangedError
 from deeplink.cache.format import block
-from deeplink.cache.source.cap import CappedSource
 from deeplink.cache.source.home import open_home
 from deeplink.cache.source.opening import open_source
 from deeplink.core.errors import DeepLinkError
@@ -95,7 +94,7 @@ class Fallback:
     def _from_source(self, row: int, into: memoryview) -> None:
         key = self._index.key(row)
         with self._opening:
-            source = self._source = self._source or CappedSource(open_source(self._index.source), self._cap)
+            source = self._source = self._source or open_source(self._index.source, self._cap)
         into[:] = source.read(key, len(into))
         if block.checksum(into) != int(self._index.checksums[row]):
             raise SourceChangedError(self._index.source, key, "its bytes are not those that were packed")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from deeplink.cache import membership
 from deeplink.cache.errors import MemberSilentError, SourceChangedError, StoreError, StoreFullError
 from deeplink.cache.pack.rebuild_shard import rebuild_shard
-from deeplink.cache.source.cap import CappedSource, SourceCap, TokenBucket
+from deeplink.cache.source.cap import SourceCap, TokenBucket
 from deeplink.cache.source.home import open_home
 from deeplink.cache.source.opening import open_source
 from deeplink.cache.transfer.fleet import Breaker
@@ -201,9 +201,7 @@ class Fetcher:
         with self._building, self._store.room_for(wanted.bytes):
             draft.unlink(missing_ok=True)
             try:
-                rebuild_shard(
-                    index, wanted.number, CappedSource(open_source(index.source), cap), draft, self._clock
-                )
+                rebuild_shard(index, wanted.number, open_source(index.source, cap), draft, self._clock)
                 self._store.adopt(draft, wanted.id)
             except OSError as problem:
                 self._store.raise_as_store_error(problem, wanted.bytes)

@@ -12,7 +12,6 @@ from deeplink.cache import membership
 from deeplink.cache.errors import MemberError
 from deeplink.cache.pack.rebuild_shard import is_unchanged
 from deeplink.cache.replicate.fetching import WantedShard
-from deeplink.cache.source.cap import CappedSource
 from deeplink.cache.source.home import open_home
 from deeplink.cache.source.opening import open_source
 from deeplink.cache.transfer.transport import call_member
@@ -121,7 +120,7 @@ class ReplicaLookup:
         if self._clock.monotonic() - proved < SOURCE_KEPT_S:
             return found
         try:
-            found = is_unchanged(index, wanted.number, CappedSource(open_source(index.source), self._cap))
+            found = is_unchanged(index, wanted.number, open_source(index.source, self._cap))
         except (DeepLinkError, OSError) as problem:
             log.info("shard %s cannot be had from its source: %s", shard, problem)
             found = False

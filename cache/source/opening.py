@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.cache.errors import SourceError
+from deeplink.cache.source.cap import CappedSource
 from deeplink.cache.source.containers import ContainerSource
 from deeplink.cache.source.local_source import LocalSource
 from deeplink.cache.source.source import ITERABLE
@@ -17,6 +18,7 @@ from deeplink.cache.source.tars import SUFFIX, TarContainer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from deeplink.cache.source.cap import SourceCap
     from deeplink.cache.source.containers import ContainerFile
     from deeplink.cache.source.source import Source
 
@@ -25,8 +27,12 @@ TABLES = re.compile(r"(?P<files>.*(?P<suffix>\.parquet|\.arrow|\.feather))(?:#(?
 _ANY = re.compile(r"[*?\[{]")
 
 
-def open_source(url: str) -> Source:
+def open_source(url: str, cap: SourceCap | None = None) -> Source:
     """Return the source a local path or a URL names; nothing is read yet.
+
+    Args:
+        url: a folder, fsspec's URL, or files that hold many samples each.
+        cap: counts and bounds all that is read from storage, also what only finds the samples in larger files.
 
     Raises:
         SourceError: no source can be meant by it.
@@ -36,10 +42,10 @@ def open_source(url: str) -> Source:
 
         raise spent()
     if "::" in url:
-        return _remote(url)
+        return _remote(url, cap)
     path = url.removeprefix("file://")
     if "://" not in path and Path(path).is_dir():
-        return LocalSource(path)
+        return _capped(LocalSource(path), cap)
     if _COMPRESSED.fullmatch(url):
         raise SourceError(
             url,
@@ -47,14 +53,14 @@ def open_source(url: str) -> Source:
             "Decompress it (gunzip, unzstd ...), and name the .tar.",
         )
     if url.endswith(SUFFIX):
-        return _container_source(path, path, SUFFIX, TarContainer)
+        return _container_source(path, path, SUFFIX, TarContainer, cap)
     if table := TABLES.fullmatch(path):
         from deeplink.cache.source.tables import TableColumns, TableContainer  # noqa: PLC0415 - as below
 
         columns = TableColumns.parsed(path, table["settings"] or "")
         opened = partial(TableContainer, wanted=columns)
-        return _container_source(path, table["files"], table["suffix"], opened)
-    return LocalSource(path) if "://" not in path else _remote(path)
+        return _container_source(path, table["files"], table["suffix"], opened, cap)
+    return _capped(LocalSource(path), cap) if "://" not in path else _remote(path, cap)
 
 
 def holds_many(url: str) -> bool:
@@ -62,14 +68,22 @@ def holds_many(url: str) -> bool:
     return "::" in url or url.endswith(SUFFIX) or TABLES.fullmatch(url) is not None
 
 
-def _remote(url: str) -> Source:
+def _capped(source: Source, cap: SourceCap | None) -> Source:
+    return source if cap is None else CappedSource(source, cap)
+
+
+def _remote(url: str, cap: SourceCap | None) -> Source:
     from deeplink.cache.source.remote import RemoteSource  # noqa: PLC0415 - fsspec: no agent needs it to start
 
-    return RemoteSource(url)
+    return _capped(RemoteSource(url), cap)
 
 
 def _container_source(
-    url: str, files: str, suffix: str, opened: Callable[[Source, str, int], ContainerFile]
+    url: str,
+    files: str,
+    suffix: str,
+    opened: Callable[[Source, str, int], ContainerFile],
+    cap: SourceCap | None,
 ) -> ContainerSource:
     if "**" in files or re.search(r"\{[^}]*/", files):
         raise SourceError(
@@ -81,6 +95,6 @@ def _container_source(
     first = 1 if is_local else 3
     plain = next((at for at, part in enumerate(parts) if at >= first and _ANY.search(part)), len(parts) - 1)
     root = "/".join(parts[: min(plain, len(parts) - 1)])
-    source = LocalSource(root or "/") if is_local else _remote(root)
+    source = _capped(LocalSource(root or "/"), cap) if is_local else _remote(root, cap)
     shown = "/".join(parts) + url.removeprefix(files)
     return ContainerSource(shown, source, "/".join(parts[len(root.split("/")) :]), suffix, opened)

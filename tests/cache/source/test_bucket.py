@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deeplink.cache.source.cap import CappedSource, SourceCap, TokenBucket
+from deeplink.cache.source.cap import SourceCap, TokenBucket
 from deeplink.cache.source.opening import open_source
 from deeplink.core.clock import ManualClock
+from tests.cache.agents import make_tar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +48,7 @@ def test_a_capped_source_reads_at_its_rate_and_counts(tmp_path: Path) -> None:
         (tmp_path / f"{number}").write_bytes(b"x" * 100)
     clock = ManualClock()
     cap = SourceCap(TokenBucket(bytes_per_s=100, requests_per_s=1000), clock)
-    source = CappedSource(open_source(str(tmp_path)), cap)
+    source = open_source(str(tmp_path), cap)
     began = clock.monotonic()
     for number in range(10):
         assert source.read(f"{number}", 100) == b"x" * 100
@@ -57,3 +58,15 @@ def test_a_capped_source_reads_at_its_rate_and_counts(tmp_path: Path) -> None:
     load = cap.load()
     assert (load.bytes, load.requests) == (1050, 11)
     assert load.waited_s > 0
+
+
+def test_looking_through_a_tar_counts(tmp_path: Path) -> None:
+    files = {f"{number:03d}": b"x" * 10_000 for number in range(100)}
+    make_tar(tmp_path / "a.tar", files)
+    cap = SourceCap(TokenBucket(bytes_per_s=0, requests_per_s=0), ManualClock())
+    source = open_source(f"{tmp_path}/a.tar", cap)
+    assert source.read("a/007", 10_000) == files["007"]
+    assert cap.load().bytes > 5_000 * len(files)  # most of it
+    found = cap.load().bytes
+    assert source.read("a/008", 10_000) == files["008"]
+    assert cap.load().bytes == found + 10_000
