@@ -15,7 +15,7 @@ import pytest
 from deeplink.scheduler.testbed.cluster import Sandbox
 from deeplink.scheduler.testbed.shape import CTL, Shape
 from tests.cluster.conftest import PATIENT
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(6 * LIMIT_S)]
 STORIES = Path(__file__).parents[1] / "stories"
@@ -32,16 +32,18 @@ def cluster() -> Iterator[Sandbox]:
     sandbox.down()
 
 
-def epochs_of(sandbox: Sandbox, story: str) -> dict[tuple[str, int], list[tuple[int, int, int, int]]]:
+def epochs_of(
+    sandbox: Sandbox, story: str, env: dict[str, str] | None = None
+) -> dict[tuple[str, int], list[tuple[int, int, int, int]]]:
     """Play a story; return what each epoch of each task said."""
-    return told_epochs(played(sandbox, story))
+    return told_epochs(played(sandbox, story, env))
 
 
-def played(sandbox: Sandbox, story: str) -> str:
+def played(sandbox: Sandbox, story: str, env: dict[str, str] | None = None) -> str:
     """Play a story in a home that is as a new user's, on wiped SSDs; return what it printed."""
     programs = (path.name for path in STORIES.glob("*.py"))
     as_new(sandbox, 'store = "/local/ssd/deeplink"\n', *programs, f"{story}.sh")
-    done = sandbox.run(CTL, ["bash", "-eu", f"{story}.sh"], timeout_s=5 * LIMIT_S)
+    done = sandbox.run(CTL, ["bash", "-eu", f"{story}.sh"], timeout_s=5 * LIMIT_S, env=env)
     assert done.code == 0, done.stdout + done.stderr
     sys.stdout.write(done.stdout)
     return done.stdout + done.stderr
@@ -113,6 +115,20 @@ def test_after_one_pack_nobody_reads_the_source(cluster: Sandbox, story: str) ->
     assert sum(home for _, _, home, _ in first) > 0
     # By then the nodes have filled their SSDs: the first owner of a shard at once, another one after some seconds.
     assert all(home == 0 for (_, epoch), said in found.items() if epoch == 3 for _, _, home, _ in said), found
+
+
+def test_a_bucket_is_read_once(cluster: Sandbox) -> None:
+    env = {"PYTHONPATH": f"{sys.prefix}/s3"}  # what S3's driver needs is not of the versions that other tests have
+    server = cluster.spawn(CTL, [sys.executable, "-m", "moto.server", "-H", "0.0.0.0", "-p", "5000"], env=env)
+    try:
+        until(lambda: cluster.run(CTL, ["bash", "-c", "exec 3<>/dev/tcp/ctl/5000"]).code == 0)
+        found = epochs_of(cluster, "s3", env)
+    finally:
+        server.kill()
+        server.wait(LIMIT_S)
+    assert not sources_of(found)
+    assert {who for who, _ in found} == {"n1 task 0", "n2 task 0"}
+    assert sum(said[0][2] for (_, epoch), said in found.items() if epoch == 1) > 0  # from the packed home
 
 
 def test_an_unchanged_script_reads_its_folder_from_the_cache(cluster: Sandbox) -> None:
