@@ -203,7 +203,7 @@ def options_of(decision: Decision, comment: str = "") -> tuple[str, ...]:
     """Return sbatch's options for a decision about a job with this comment of its user's."""
     if decision.kind is HintKind.NODES:
         # It takes time that most submissions need not spend.
-        from deeplink.scheduler.placement.hint.waiting import marked  # noqa: PLC0415
+        from deeplink.scheduler.placement.hint.cluster_survey import marked  # noqa: PLC0415
 
         return (f"--nodelist={','.join(decision.nodes)}", f"--comment={marked(comment, decision.nodes)}")
     if decision.kind is HintKind.SWITCHES:
