@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from deeplink.core.finding import Finding
-    from deeplink.scheduler.sitecheck.report import Measured
-    from deeplink.scheduler.sitecheck.site_evidence import SiteEvidence
+    from deeplink.scheduler.sitecheck.site_evidence import Measured, SiteEvidence
     from deeplink.scheduler.slurm.parse import NodeRow, PartitionRow, SwitchRow
     from deeplink.scheduler.slurm.settings import SlurmSettings
 

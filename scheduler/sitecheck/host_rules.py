@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from deeplink.core.finding import Finding
     from deeplink.scheduler.node.disk import Disk
-    from deeplink.scheduler.sitecheck.report import FolderReport, HostFacts, Measured
-    from deeplink.scheduler.sitecheck.site_evidence import SiteEvidence
+    from deeplink.scheduler.sitecheck.site_evidence import FolderReport, HostFacts, Measured, SiteEvidence
     from deeplink.scheduler.slurm.settings import SlurmSettings
 
     Hosts = dict[str, HostFacts]
