@@ -17,8 +17,8 @@ import xxhash
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.claims import claim_of, is_newer, wire_claim
 from deeplink.checkpoints.manifest import CheckpointDamagedError, Manifest
-from deeplink.core.digest_file import read_members
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.publish import read_members
 from deeplink.core.types import Attempt, FencedError, NodeName
 from deeplink.rpc.plain import PlainCallError, PlainConnection, PlainStatusError, Status
 from deeplink.v1 import common_pb2, keep_pb2

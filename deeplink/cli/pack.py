@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from deeplink.core.config import Config
     from deeplink.fs.library import PathEntry
     from deeplink.ops.inventory import Copy, Holdings, ShardReport
-    from deeplink.ops.packed_home import HomeChoice
+    from deeplink.ops.pack_target import HomeChoice
 
 _SHOWN = 10
 _SHOWN_BAD = 100
@@ -238,8 +238,7 @@ def command(
     from deeplink.cache.packer import check_pack, pack, plan_pack
     from deeplink.cache.store.store import Store
     from deeplink.ops.inventory import note_placed
-    from deeplink.ops.pack_target import member_count
-    from deeplink.ops.packed_home import NONE, chosen_home
+    from deeplink.ops.pack_target import NONE, chosen_home, member_count
 
     config = where.config(shard_bytes=shard_size)
     source, wanted = chosen.url(source), chosen.selection()

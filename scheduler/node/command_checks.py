@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from deeplink.core.mounts import is_shared, parse_mounts
+from deeplink.core.store_place import is_shared, parse_mounts
 from deeplink.scheduler.node.check_result import GOOD, Look, NodeCheck, comment, drain, one_line
 from deeplink.scheduler.node.child import KILLED_WAIT_S, NOT_FOUND, CheckProcess, CommandResult
 from deeplink.scheduler.node.reading import text_of

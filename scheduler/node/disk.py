@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from deeplink.core.mounts import file_system, is_shared
+from deeplink.core.store_place import file_system, is_shared
 from deeplink.scheduler.node.check_result import Complaint, Look, NodeCheck, comment, drain, observe
 from deeplink.scheduler.node.reading import text_of
 

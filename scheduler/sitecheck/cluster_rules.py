@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deeplink.core.digest_file import read_members
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.finding import Severity
+from deeplink.core.publish import read_members
 from deeplink.core.text import counted
 from deeplink.rpc.daemon import is_loopback
 from deeplink.rpc.resolving import LOOPBACK

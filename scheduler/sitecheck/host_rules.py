@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from deeplink.core.mounts import MEMORY, is_shared
+from deeplink.core.store_place import MEMORY, is_shared
 from deeplink.core.text import counted, sized
 from deeplink.scheduler.sitecheck.running_settings import RANK_PORTS
 from deeplink.scheduler.sitecheck.site_evidence import alike, error, note, ok, together, unknown, warning

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.mounts import file_system
+from deeplink.core.store_place import file_system
 from deeplink.core.tcp import connect_all
 from deeplink.rpc.daemon import member_name
 from deeplink.rpc.resolving import UnresolvedError, addresses, primary_address
