@@ -7,13 +7,14 @@ list of members, `@FILE`. Who has such a file's name knows its content: another 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
 import stat
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deeplink.core.descriptors import opened
 from deeplink.core.errors import DeepLinkError
@@ -103,6 +104,15 @@ def write_unsynced(final: Path, data: bytes | memoryview) -> None:
         draft.replace(final)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def kept_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a file of ours holds; an empty one where there is none, or not a whole one."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 STANDARD_OUTPUT = 1

@@ -28,8 +28,8 @@ from deeplink.scheduler.node.check_result import (
     folded,
     one_line,
 )
-from deeplink.scheduler.node.command_checks import MountCheck, SiteCheck, site_checks
-from deeplink.scheduler.node.disk import DiskCheck
+from deeplink.scheduler.node.command_checks import SiteCheck, site_checks
+from deeplink.scheduler.node.disk import DiskCheck, MountCheck
 from deeplink.scheduler.node.gpucheck import GpuCheck, GpuTools, tools_here
 from deeplink.scheduler.node.host_checks import ClockCheck, Compared, MemoryCheck, ProcessCheck, XidCheck
 from deeplink.scheduler.node.network_check import NetworkCheck

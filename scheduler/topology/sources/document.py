@@ -36,16 +36,8 @@ from deeplink.scheduler.topology.network import (
     Switch,
     TopologyCheck,
 )
-from deeplink.scheduler.topology.sources.gathering import (
-    GraphBuilder,
-    Item,
-    MarkedTextError,
-    Reading,
-    from_json,
-    from_yaml,
-    is_name,
-    short,
-)
+from deeplink.scheduler.topology.sources.gathering import GraphBuilder, Reading, is_name, short
+from deeplink.scheduler.topology.sources.marked import Item, MarkedTextError, from_json, from_yaml
 
 if TYPE_CHECKING:
     from enum import Enum

@@ -31,16 +31,8 @@ from deeplink.scheduler.topology.network import (
     Switch,
     TopologyCheck,
 )
-from deeplink.scheduler.topology.sources.gathering import (
-    GraphBuilder,
-    Item,
-    MarkedTextError,
-    Reading,
-    from_json,
-    is_name,
-    short,
-    without_domains,
-)
+from deeplink.scheduler.topology.sources.gathering import GraphBuilder, Reading, is_name, short, without_domains
+from deeplink.scheduler.topology.sources.marked import Item, MarkedTextError, from_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.topology.sources.gathering import Item, MarkedTextError, from_json, from_yaml
+from deeplink.scheduler.topology.sources.marked import Item, MarkedTextError, from_json, from_yaml
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
