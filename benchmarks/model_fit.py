@@ -19,14 +19,14 @@ from deeplink.scheduler.placement.model.constants import (
     above_zero,
     not_below_zero,
 )
-from deeplink.scheduler.placement.model.step import Demands, demands, estimate
+from deeplink.scheduler.placement.predicted import Demands, demands, estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from deeplink.scheduler.placement.model.constants import Constants
     from deeplink.scheduler.placement.model.job_profile import Job, Placement
-    from deeplink.scheduler.placement.model.step import Floats
+    from deeplink.scheduler.placement.predicted import Floats
 
 
 # Nonlinear least squares by Levenberg and Marquardt: damped, bounded by priors, deaf to outliers; pure.

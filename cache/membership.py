@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from deeplink.core.config import Config, ConfigError
-from deeplink.core.digest_file import read_members
+from deeplink.core.publish import read_members
 from deeplink.core.types import NodeName
 from deeplink.rpc.tokens import read_token
 

@@ -38,7 +38,7 @@ from deeplink.core import process_metrics
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.config import Config, load_config
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.mounts import slowness
+from deeplink.core.store_place import slowness
 from deeplink.rpc.tokens import read_token
 
 if TYPE_CHECKING:

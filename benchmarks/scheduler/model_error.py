@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.model_fit import FittedModel
-    from deeplink.scheduler.placement.model.step import Floats
+    from deeplink.scheduler.placement.predicted import Floats
 
 _GPUS_OF_A_NODE = 4
 _NOMINAL_BYTES = 1e8  # the files do not tell; step times show bandwidth only relative to it

@@ -41,8 +41,7 @@ from deeplink.scheduler.placement.request import (
 )
 from deeplink.scheduler.placement.search import Want, place
 from deeplink.scheduler.topology.graph import Fabric, natural
-from deeplink.scheduler.topology.groups import Groups
-from deeplink.scheduler.topology.rank_order import rank_order, ring_crossings, stock_order
+from deeplink.scheduler.topology.rank_order import Groups, rank_order, ring_crossings, stock_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -32,7 +32,7 @@ from benchmarks.rows import make_row
 from deeplink.cache.membership import standing
 from deeplink.cache.rendezvous import RendezvousOrder
 from deeplink.core.clock import SystemClock
-from deeplink.core.digest_file import leave_members, read_members
+from deeplink.core.publish import leave_members, read_members
 from deeplink.core.types import Attempt, NodeName, ShardId, format_members
 from deeplink.rpc.channel import BoundServer, allow_descriptors, bound_server
 from deeplink.scheduler.launch import agent_pool

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from benchmarks.simulate.fragmentation import fragmentation
 from benchmarks.simulate.spread import quantile
 from deeplink.scheduler.placement.model.job_profile import NodeShare, Placement
-from deeplink.scheduler.placement.model.step import predict
+from deeplink.scheduler.placement.predicted import predict
 from deeplink.scheduler.topology.rank_order import rank_order, ring_crossings, tree_order
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from deeplink.cache.store.pins import read_pins
 from deeplink.core import metrics
 from deeplink.core.codec import to_message
 from deeplink.core.config import Config
-from deeplink.core.digest_file import read_members
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.publish import read_members
 from deeplink.core.timeouts import LastAnswer
 from deeplink.v1 import cache_pb2, node_pb2
 

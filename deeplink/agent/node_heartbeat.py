@@ -17,10 +17,9 @@ from deeplink.core.config import ConfigError
 from deeplink.core.timeouts import call_with_timeout
 from deeplink.scheduler.liveness.heartbeats import MOST_FINDINGS, finding_to_wire
 from deeplink.scheduler.liveness.watchdog_client import WatchdogClient
-from deeplink.scheduler.node.checks import CheckPaths, boot_id_of, checks_of
 from deeplink.scheduler.node.host_checks import Compared, Comparison
 from deeplink.scheduler.node.settings import read_switch, switch_paths
-from deeplink.scheduler.node.watching import HealthWatch
+from deeplink.scheduler.node.watching import CheckPaths, HealthWatch, boot_id_of, checks_of
 from deeplink.v1 import watch_pb2
 
 if TYPE_CHECKING:

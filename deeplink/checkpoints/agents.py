@@ -17,8 +17,8 @@ import xxhash
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.claims import claim_of, is_newer, wire_claim
 from deeplink.checkpoints.manifest import CheckpointDamagedError, Manifest
-from deeplink.core.digest_file import read_members
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.publish import read_members
 from deeplink.core.types import Attempt, FencedError, NodeName
 from deeplink.rpc.plain import PlainCallError, PlainConnection, PlainStatusError, Status
 from deeplink.v1 import common_pb2, keep_pb2
@@ -360,15 +360,15 @@ class JobAgents:
         """Write files of a checkpoint on another node's disk into a folder."""
         fetch_files(there, files, into, run=self.run, token=self._token(), clock=self.clock)
 
-    def copy_to_partner(self, name: str, claim: Claim, stopped: threading.Event) -> str:
+    def copy_to_partner(self, name: str, claim: Claim, stopped: threading.Event) -> tuple[NodeName | None, str]:
         """Have the first partner that answers keep a copy of this node's checkpoint.
 
-        Return its node, or the reason in words behind a `!`. Once `stopped` is set the partner goes on by itself.
+        Return its node, or None and the reason in words. Once `stopped` is set the partner goes on by itself.
         """
         why = "there is no other node"
         for partner in partners(NodeName(self.node), self.members):
             if stopped.is_set():
-                return "!the process ends"
+                return None, "the process ends"
             try:
                 reply = self._taken(partner, name, claim, stopped)
             except (PlainCallError, OSError) as problem:
@@ -379,11 +379,11 @@ class JobAgents:
             if reply.outcome == keep_pb2.TAKE_OUTCOME_FENCED:
                 raise FencedError(self.attempt, None, f"{partner.name}: {reply.problem}")
             if reply.outcome == keep_pb2.TAKE_OUTCOME_KEPT:
-                return str(partner.name)
+                return partner.name, ""
             why = f"{partner.name}: {reply.problem}"
             if reply.outcome == keep_pb2.TAKE_OUTCOME_UNDER_WAY:
                 break
-        return f"!{why}"
+        return None, why
 
     def _taken(self, partner: Member, name: str, claim: Claim, stopped: threading.Event) -> keep_pb2.TakeReply:
         request = keep_pb2.TakeRequest(

@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from deeplink.checkpoints.found import FULL
 from deeplink.checkpoints.manifest import CheckpointError
-from deeplink.core.digest_file import read_members
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.publish import read_members
 from deeplink.core.types import FencedError, NodeName
 from deeplink.rpc.plain import PlainBusyError, PlainCallError, PlainConnection, PlainStatusError
 from deeplink.scheduler.slurm.client import Slurm

@@ -218,14 +218,13 @@ class Mirror:
     def _give(self, name: str) -> None:
         if self._agents is None:
             return
-        said = self._agents.copy_to_partner(name, self._hold.claimed(), self._to_partner.stopped)
-        self._is_on_partner = not said.startswith("!")
-        if self._is_on_partner:
-            self._complained = ""
-            log.info("%s is on node %s, too", name, said)
-        elif said != self._complained:  # once, not with every save
-            self._complained = said
-            log.warning("%s is on no other node: %s", name, said[1:])
+        partner, why = self._agents.copy_to_partner(name, self._hold.claimed(), self._to_partner.stopped)
+        self._is_on_partner = partner is not None
+        if partner is not None:
+            log.info("%s is on node %s, too", name, partner)
+        elif why != self._complained:  # once, not with every save
+            log.warning("%s is on no other node: %s", name, why)
+        self._complained = why
         self._tidy_here({self._to_shared.current})
 
 

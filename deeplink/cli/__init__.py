@@ -60,10 +60,8 @@ VERBS = {
 _SHARED_MODULES = {
     **{verb: ("samples", verb) for verb in ("ls", "info", "cat", "get")},
     **{verb: ("warm", verb) for verb in ("prefetch", "evict")},
-    "verify": ("pack", "verify"),
     **{verb: ("status", verb) for verb in ("top", "logs")},
     "requeue": ("cancel", "requeue"),
-    "demo": ("sandbox", "demo"),
     "incident": ("incidents", "incident"),
     "shim": ("srun", "shim"),
 }

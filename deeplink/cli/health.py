@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from deeplink.core.clock import Clock
     from deeplink.core.config import Config
     from deeplink.core.finding import Finding
-    from deeplink.scheduler.node.checks import HealthCheck
     from deeplink.scheduler.node.settings import Off
-    from deeplink.scheduler.node.watching import Looked
+    from deeplink.scheduler.node.watching import HealthCheck, Looked
 
 DEADLINE_S = 30.0
 BETWEEN_S = 1.0  # between the two looks: what rises is seen by comparing
@@ -176,8 +175,8 @@ def _forgotten(path: Path) -> str:
 def _checks(config: Config, clock: Clock, deadline: float) -> tuple[Off, list[HealthCheck]]:
     """Return the switch and the checks; the folders that they come from may hang."""
     from deeplink.rpc.daemon import member_name
-    from deeplink.scheduler.node.checks import CheckPaths, checks_of
     from deeplink.scheduler.node.settings import read_switch, switch_paths
+    from deeplink.scheduler.node.watching import CheckPaths, checks_of
 
     place = CheckPaths(node=member_name(config.node), store=config.store.absolute(), once=True)
 
@@ -205,8 +204,7 @@ def _looked(
     checks: list[HealthCheck], clock: Clock, end: float, *, once: bool
 ) -> tuple[list[Looked], list[Finding]]:
     """Return the looks that count, and what they find."""
-    from deeplink.scheduler.node.checks import closed
-    from deeplink.scheduler.node.watching import found_by, looked_at
+    from deeplink.scheduler.node.watching import closed, found_by, looked_at
 
     looked = looked_at(checks, clock, end - clock.monotonic())
     again = [one.check for one in looked if one.took_s is not None]

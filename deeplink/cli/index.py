@@ -323,7 +323,7 @@ Examples:
 @json_option()
 def remove(*, dataset: str, now: bool, dry_run: bool, as_json: bool) -> None:
     """Take a version out of the catalog; not the newest, unless it is the only one."""
-    from deeplink.ops.packed_home import orphans, remove_at_home
+    from deeplink.ops.removal import orphans, remove_at_home
 
     if "@" not in dataset:
         raise click.UsageError("name the version: NAME@VERSION")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from deeplink.scheduler.jobs.follow import OutputFollower
-    from deeplink.scheduler.jobs.job_output import Tail
+    from deeplink.scheduler.jobs.job_folder import Tail
     from deeplink.scheduler.jobs.job_view import JobTable, Viewer
     from deeplink.scheduler.jobs.picture import Picture
 
@@ -357,7 +357,7 @@ def logs(
     if events and (rank is not None or node is not None):
         raise click.UsageError("--events are the job's: leave --rank and --node out")
     from deeplink.scheduler.jobs.follow import OutputFollower
-    from deeplink.scheduler.jobs.job_output import Tail
+    from deeplink.scheduler.jobs.job_folder import Tail
 
     viewer = job_viewer()
     follower = OutputFollower(viewer=viewer, word=job, clock=viewer.clock, say=lambda said: warn(printable(said)))
@@ -377,7 +377,7 @@ def logs(
 
 
 def _of_attempt(follower: OutputFollower, tail: Tail, attempt: str, lines: int) -> list[bytes]:
-    from deeplink.scheduler.jobs.job_output import attempts_in, section
+    from deeplink.scheduler.jobs.job_folder import attempts_in, section
 
     name = follower.attempt(attempt)
     found = section(tail.path, name)
@@ -390,7 +390,7 @@ def _of_attempt(follower: OutputFollower, tail: Tail, attempt: str, lines: int) 
 
 def _check_labels(tail: Tail, *, found: bool) -> None:
     """Say why there is nothing where a rank's lines were asked for."""
-    from deeplink.scheduler.jobs.job_output import Tail, labelled
+    from deeplink.scheduler.jobs.job_folder import Tail, labelled
 
     if tail.keep is None or found:
         return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.console.nodes import NodeRole
 from deeplink.core import process_metrics
-from deeplink.scheduler.jobs.reasons import release_of
+from deeplink.scheduler.jobs.picture import release_of
 from deeplink.scheduler.recovery.records import Phase
 from deeplink.scheduler.slurm.states import JobState
 

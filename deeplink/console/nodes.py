@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from deeplink.core.finding import Severity
-from deeplink.scheduler.jobs.reasons import help_for, in_short
+from deeplink.scheduler.jobs.picture import help_for, in_short
 from deeplink.scheduler.slurm.states import NodeFlag, NodeState
 
 if TYPE_CHECKING:

@@ -1,19 +1,29 @@
-"""Publishing files and folders whole or not at all: write, fsync, rename, fsync the parent folder."""
+"""Publishing files and folders whole or not at all: write, fsync, rename, fsync the parent folder.
+
+A text too long for an environment variable (Linux bounds one to 128 KiB) is published under its digest; so is a
+list of members, `@FILE`. Who has such a file's name knows its content: another content, another name.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 import shutil
 import stat
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deeplink.core.descriptors import opened
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.types import parse_members
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from deeplink.core.types import Member
 
 DRAFT_PREFIX = ".draft-"
 """Names that begin so are unfinished: readers skip them, and the owner of the folder may remove them."""
@@ -96,6 +106,15 @@ def write_unsynced(final: Path, data: bytes | memoryview) -> None:
         draft.unlink(missing_ok=True)
 
 
+def kept_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a file of ours holds; an empty one where there is none, or not a whole one."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 STANDARD_OUTPUT = 1
 
 
@@ -130,3 +149,46 @@ def write_output(path: Path, text: str) -> None:
         write_text(final, text, mode=stat.S_IMODE(final.stat().st_mode) if final.exists() else None)
     except OSError as problem:
         raise file_trouble("write", path, problem) from problem
+
+
+BY_FILE = "@"
+"""Before the path of a file, in the place of a list of members."""
+_NAMED = re.compile(r".*\.[0-9a-f]{32}")
+
+
+def leave(folder: Path, kind: str, content: bytes) -> Path:
+    """Publish `content` in `folder` as `KIND.DIGEST`, unless it is there; return where. OSError: it cannot be."""
+    path = folder / f"{kind}.{_digest(content)}"
+    if not path.exists() or path.stat().st_size != len(content):  # cut short where a node died
+        with published_file(path, mode=0o600, durable=False) as draft:
+            draft.write_bytes(content)
+    return path
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def leave_members(folder: Path, text: str) -> str:
+    """Publish a list of members and return what stands for it, `@FILE`. OSError: it cannot be."""
+    return f"{BY_FILE}{leave(folder, 'members', text.encode())}"
+
+
+def read_members(value: str) -> tuple[Member, ...]:
+    """Return the members that a value of `members` names: the list itself, or `@FILE`, which holds it.
+
+    ValueError: it is no list; DeepLinkError: its file cannot be read.
+    """
+    if not value.startswith(BY_FILE):
+        return parse_members(value)
+    path = Path(value.removeprefix(BY_FILE)).expanduser()
+    try:
+        content = path.read_bytes()
+    except OSError as problem:
+        raise file_trouble("read", path, problem) from problem
+    if _NAMED.fullmatch(path.name) and not path.name.endswith(_digest(content)):
+        raise ValueError(f"{path}: it is not what its name says: cut short, or changed")
+    try:
+        return parse_members(content.decode())
+    except ValueError as problem:
+        raise ValueError(f"{path}: {problem}") from problem

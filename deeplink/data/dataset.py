@@ -19,7 +19,7 @@ from deeplink.core.text import nearest
 from deeplink.data.digest import receipt
 from deeplink.data.errors import DatasetError
 from deeplink.data.order import Blocks, Residency
-from deeplink.data.seeds import SampledBatch, sample_seed
+from deeplink.data.sampler import SampledBatch, sample_seed
 from deeplink.data.shared_batches import PackedBatch, Packing, ring_for
 from deeplink.data.subsets import digest_of, picked, split_at_random
 

@@ -10,7 +10,7 @@ from torch.utils import data as torch_data
 from typing_extensions import override
 
 from deeplink.data.errors import asked_by_torchdata, foreign_state, misuse, unfinished
-from deeplink.data.seeds import SampledBatch
+from deeplink.data.sampler import SampledBatch
 from deeplink.data.subsets import resolved
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A batch sampler that knows, to the sample, how far training is, whatever the number of ranks."""
+"""A batch sampler that knows, to the sample, how far training is, at any number of ranks; seeds for transforms."""
 
 from __future__ import annotations
 
@@ -7,17 +7,45 @@ import os
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
+import xxhash
+from typing_extensions import override
 
 from deeplink.data.errors import asked_by_torchdata, foreign_state, misuse, unfinished
 from deeplink.data.order import BLOCK_WINDOW, BlockOrder, Coming, Order, RankShare, shuffled
 from deeplink.data.prefetch import announcer_of
-from deeplink.data.seeds import SampledBatch
 from deeplink.data.subsets import resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sized
+    from collections.abc import Iterable, Iterator, Mapping, Sized
 
     from deeplink.data.order import Residency
+
+_MASK = (1 << 32) - 1
+"""What `numpy.random.seed` takes, too."""
+
+
+class SampledBatch(list[int]):
+    """Numbers of a batch's items, with the seed and the epoch that a sampler drew them for."""
+
+    __slots__ = ("epoch", "seed")
+
+    def __init__(self, items: Iterable[int], seed: int, epoch: int) -> None:
+        super().__init__(items)
+        self.seed, self.epoch = seed, epoch
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (list(self), self.seed, self.epoch)
+
+
+def sample_seed(seed: int, epoch: int, key: str) -> int:
+    """Return the seed of a sample in an epoch, 0 to 2^32 - 1. It is part of what a run is, so it never changes.
+
+    >>> sample_seed(0, 1, "train/7.jpg") == sample_seed(0, 1, "train/7.jpg") != sample_seed(0, 2, "train/7.jpg")
+    True
+    """
+    return xxhash.xxh3_64_intdigest(f"deeplink sample-seed-1 {seed} {epoch} {key}".encode()) & _MASK
+
 
 log = logging.getLogger(__name__)
 

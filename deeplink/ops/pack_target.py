@@ -1,4 +1,4 @@
-"""Chooses the nodes that get shards: those of a pack, and those that a prefetch warms."""
+"""Chooses who gets shards: the nodes of a pack, its packed home besides, and the nodes that a prefetch warms."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.cache.catalog import Catalog
+from deeplink.cache.errors import HomeError
 from deeplink.cache.membership import configured_members, members_token, node_name
 from deeplink.cache.replicate.warming import Moves, for_job, held_by, off_node
+from deeplink.cache.source.home import home_beside, make_home_beside
 from deeplink.core.clock import SystemClock
 from deeplink.core.config import explained_store
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.private import private_folder
+from deeplink.core.store_place import file_system, is_shared
 from deeplink.core.text import listed
-from deeplink.core.types import Attempt, NodeName
+from deeplink.core.types import Attempt, NodeName, ShardId
 from deeplink.fs.library import DatasetPath
 from deeplink.ops.topology_reading import site_of
+from deeplink.rpc.daemon import is_loopback
 from deeplink.rpc.tokens import new_token, token_of
 from deeplink.scheduler.launch.agent_monitor import Unheard
 from deeplink.scheduler.launch.agent_pool import AgentPool
@@ -245,3 +249,48 @@ def moves_off(node: str, datasets: Sequence[str], agents: StandingAgents, config
         off_node(one, catalog.open(one, version), name, agents.members, agents.held) for one, version in versions
     ]
     return [moves for moves in found if moves.copies or datasets]
+
+
+AUTO, NONE = "auto", "none"
+
+
+@dataclass(frozen=True, slots=True)
+class HomeChoice:
+    """Where a pack keeps the shards besides, and why."""
+
+    url: str  # empty for nowhere
+    why: str
+    named: bool = False  # in the command or the configuration, else by the rule
+
+    def made(self, catalog: Path) -> HomeChoice:
+        """Return the choice once its folder is there; nowhere, where the rule's cannot be written to."""
+        if self.named or not self.url:
+            return self
+        try:
+            make_home_beside(catalog)
+        except HomeError as problem:
+            return HomeChoice("", str(problem))
+        return self
+
+
+def chosen_home(config: Config, given: str = "", *, local: int = 0, here: bool = False) -> HomeChoice:
+    """Return the home of a pack onto what `target` would give; writes nothing.
+
+    `given` is a folder, a URL, "none", or empty for what the configuration says. Its "auto" is the folder beside a
+    catalog that nodes share: one on a file system of that kind, and that of a pack in a Slurm job or onto agents
+    of other hosts, which will look for it there.
+    """
+    asked = given or config.home
+    if asked != AUTO:
+        where = "as the command says" if given else "as the setting `home` says"
+        path = asked if "://" in asked else os.path.expandvars(Path(asked).expanduser())
+        return HomeChoice("" if asked == NONE else path, where, named=True)
+    kind = file_system(config.catalog)
+    if is_shared(kind):
+        return HomeChoice(home_beside(config.catalog), f"the catalog lies on {kind}, which nodes share")
+    members = () if here or local else configured_members(config)
+    if not all(is_loopback(member.address.rpartition(":")[0].strip("[]")) for member in members):
+        return HomeChoice(home_beside(config.catalog), "agents of other hosts read the catalog")
+    if not (here or local or members) and os.environ.get("SLURM_JOB_ID"):
+        return HomeChoice(home_beside(config.catalog), "the nodes of jobs read the catalog")
+    return HomeChoice("", f"the catalog lies on {kind or 'an unknown file system'}, which no other node sees")

@@ -20,8 +20,7 @@ from deeplink.cache.source.spool import SpooledSource
 from deeplink.cache.source.tables import TableColumns
 from deeplink.core.config import load_config
 from deeplink.ops.inventory import note_placed
-from deeplink.ops.pack_target import target
-from deeplink.ops.packed_home import chosen_home
+from deeplink.ops.pack_target import chosen_home, target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

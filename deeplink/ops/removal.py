@@ -1,14 +1,15 @@
-"""Removes a dataset: from the catalog first, so that nobody opens it any more, then its shards from SSDs."""
+"""Removes a dataset: from the catalog first, so that no one opens it any more, then its shards."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from deeplink.cache.source.home import FolderHome, home_beside
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.text import counted, listed
 from deeplink.core.types import ShardId
-from deeplink.ops.inventory import drop, note_dropped, outcome_of, shards_to_drop
+from deeplink.ops.inventory import drop, note_dropped, outcome_of, shards_of, shards_to_drop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,3 +105,26 @@ def _dropped(shards: Sequence[ShardId], to: PackTarget) -> Dropped:
     if problems:
         raise DeepLinkError(f"removed from the catalog, but not from every node: {'; '.join(problems)}")
     return found
+
+
+def orphans(catalog: Catalog, name: str, version: Version) -> tuple[str, list[str]]:
+    """Return the home of a version, and its shards there that no other version in the catalog has.
+
+    Empty where it is not the catalog's own home: other catalogs may count on that. Raises DeepLinkError where the
+    index of the version cannot be read.
+    """
+    index = catalog.open(name, version)
+    if index.home != home_beside(catalog.root):
+        return "", []
+    left = {entry.id for entry in index.shards}
+    for other in catalog.names(lost=True):
+        left -= shards_of(catalog, other, but=version if other == name else "")
+    return index.home, sorted(left)
+
+
+def remove_at_home(url: str, name: str, version: Version, shards: list[str]) -> None:
+    """Remove an index and shards from a home in a folder."""
+    home = FolderHome(url)
+    home.remove_index(name, version)
+    for shard in shards:
+        home.remove(ShardId(shard))

@@ -207,8 +207,8 @@ def _means(ask: Ask, config: Config, run: command.Runner, trial: Callable[[tuple
 
 
 def _kept(run: command.Runner, ask: Ask, around: Surroundings) -> frozenset[NodeName] | None:
+    from deeplink.scheduler.placement.hint.cluster_survey import read_queue
     from deeplink.scheduler.placement.hint.reconcile import SurveyedCluster, kept_before
-    from deeplink.scheduler.placement.hint.waiting import read_queue
 
     cluster = SurveyedCluster(around.now, around.site, lambda _ask, weighed, _kept: weighed.decision)
     queue = read_queue(partial(run, timeout_s=TRIAL_S))

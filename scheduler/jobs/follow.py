@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Any
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.text import counted, printable
 from deeplink.core.types import Attempt, AttemptFormatError
-from deeplink.scheduler.jobs.job_folder import EVENTS, NOTES, folders, ranks_of, read_events
+from deeplink.scheduler.jobs.job_folder import (
+    EVENTS,
+    NOTES,
+    Tail,
+    expanded,
+    folders,
+    of_rank,
+    ranks_of,
+    read_events,
+)
 from deeplink.scheduler.jobs.job_names import JobName, JobNameError, unknown_job
-from deeplink.scheduler.jobs.job_output import Tail, expanded, of_rank
-from deeplink.scheduler.jobs.reasons import in_words
+from deeplink.scheduler.jobs.picture import in_words
 from deeplink.scheduler.slurm.nodeset import NodeSetError, fold
 from deeplink.scheduler.slurm.states import JobState
 

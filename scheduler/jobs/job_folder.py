@@ -1,11 +1,14 @@
-"""What a job left in its folder: events, its launcher's journal, decisions. Bounded reads; nothing is guessed."""
+"""What a job left: events, its launcher's journal, decisions, output. Bounded reads; nothing is guessed."""
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import re
+import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from deeplink.core.descriptors import opened
@@ -14,11 +17,12 @@ from deeplink.scheduler.journal.journal import Journal, JournalMissingError
 from deeplink.scheduler.placement.hint import decision as record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from deeplink.scheduler.placement.hint.decision import Recorded
     from deeplink.scheduler.recovery.records import Incident, JobRecord, NodeRecord, ProgressPoint
+    from deeplink.scheduler.slurm.parse import JobRow
 
 NOTES = "notes.jsonl"
 EVENTS = "events.jsonl"
@@ -163,3 +167,188 @@ def parsed(line: bytes) -> Event | None:
     ):
         return event
     return None
+
+
+BLOCK = 64 << 10
+MOST_BYTES = 256 << 20
+"""So much of a file is looked at for lines that are wanted, from its end."""
+MOST_LINE = 1 << 20
+"""A line that is longer is taken apart."""
+
+_PATTERN = re.compile(r"%([0-9]*)([A-Za-z%])")
+_ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})|\\([nrt])")
+_LABEL = re.compile(rb"\s*([0-9]{1,9}): ")
+_MARK = re.compile(rb"(?m)^deeplink: attempt ([0-9]+\.[0-9]+\.[0-9]+): ")
+
+
+def named(text: str) -> str:
+    r"""Return the name of a file, with the bytes that Slurm's answer has as escapes (`command.text_of`).
+
+    >>> named(r"caf\xe9\t.out"), named("slurm-7.out")
+    ('caf\udce9\t.out', 'slurm-7.out')
+    """
+    return _ESCAPED.sub(_letter, text)
+
+
+def _letter(found: re.Match[str]) -> str:
+    byte, short, long, control = found.groups()
+    if control:
+        return {"n": "\n", "r": "\r", "t": "\t"}[control]
+    code = int(byte or short or long, 16)
+    if byte:
+        return os.fsdecode(bytes([code]))
+    return chr(code) if code <= sys.maxunicode else found[0]
+
+
+def expanded(pattern: str, row: JobRow) -> str:
+    """Return the name of a batch job's output file (sbatch(1), FILENAME PATTERN).
+
+    Bytes of it that are no text are there as `os.fsdecode` has them. A pattern that only a step or a task fills in
+    stays as it is, and so does one that no one knows.
+    """
+    pattern = named(pattern)
+    if "\\" in pattern:  # sbatch: then no pattern is replaced
+        return pattern.replace("\\", "")
+    array, underscore, task = row.label.partition("_")
+    if underscore and pattern.endswith(f"/slurm-{row.id}.out"):
+        # So squeue 22.05 tells sbatch's default (measured); of a task of an array the file is called otherwise.
+        return f"{pattern.rpartition('/')[0]}/slurm-{array}_{task}.out"
+    host = (row.batch_host or "").partition(".")[0]
+    values = {
+        "%": "%",
+        "A": array if underscore else str(row.id),
+        "a": task if underscore else "4294967294",
+        "J": str(row.id),
+        "j": str(row.id),
+        "N": host or None,
+        "n": "0",
+        "s": "batch",
+        "t": "0",
+        "u": row.user,
+        "x": named(row.name),
+    }
+
+    def value(found: re.Match[str]) -> str:
+        made = values.get(found[2])
+        if made is None:
+            return found[0]
+        width = min(int(found[1] or 0), 10)
+        return made.zfill(width) if made.isdigit() else made
+
+    return _PATTERN.sub(value, pattern)
+
+
+def of_rank(first: int, last: int) -> Callable[[bytes], bool]:
+    """Return what tells the lines of some ranks by the label that `srun --label` puts before them."""
+
+    def keep(line: bytes) -> bool:
+        found = _LABEL.match(line)
+        return found is not None and first <= int(found[1]) <= last
+
+    return keep
+
+
+def labelled(lines: list[bytes]) -> bool:
+    """Whether any line bears the number of a rank."""
+    return any(_LABEL.match(line) for line in lines)
+
+
+def section(path: Path, attempt: str) -> tuple[int, int] | None:
+    """Return where an attempt's part of a file begins and ends, by the lines that `deeplink run` writes.
+
+    None where there is no such attempt. The search is the kernel's and C's: gigabytes take about a second.
+    """
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return None
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            begin = None
+            for found in _MARK.finditer(text):
+                if begin is None and found[1].decode() == attempt:
+                    begin = found.start()
+                elif begin is not None and found[1].decode() != attempt:
+                    return begin, found.start()
+            return None if begin is None else (begin, len(text))
+
+
+def attempts_in(path: Path) -> list[str]:
+    """Return the attempts whose parts a file has, in order."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return []
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            return list(dict.fromkeys(found[1].decode() for found in _MARK.finditer(text)))
+
+
+@dataclass(slots=True)
+class Tail:
+    """The end of a file, and what comes after it."""
+
+    path: Path
+    keep: Callable[[bytes], bool] | None = None
+    at: int = 0
+    inode: int = 0
+    _half: bytes = b""
+    begun_anew: bool = field(default=False)
+
+    def last(self, count: int, *, begin: int = 0, end: int | None = None) -> list[bytes]:
+        """Return the last lines (fewer where there are fewer, or none wanted further up), and go on from there."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            stop = found.st_size if end is None else end
+            self.at, self.inode = stop, found.st_ino
+            lines: list[bytes] = []
+            for line in _backwards(file.fileno(), max(begin, stop - MOST_BYTES), stop):
+                if len(lines) >= count:
+                    break
+                if self.keep is None or self.keep(line):
+                    lines.append(line)
+        if self.keep is not None and lines and not lines[0].endswith(b"\n") and end is None:
+            self._half = lines.pop(0)  # goes on with what is written next
+        return lines[::-1]
+
+    def more(self) -> list[bytes]:
+        """Return what was appended since; a file that was replaced or begun again is read from its start."""
+        self.begun_anew = False
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return []
+        with file:
+            found = os.fstat(file.fileno())
+            if found.st_ino != self.inode or found.st_size < self.at:
+                self.begun_anew = self.inode != 0
+                self.at, self.inode, self._half = 0, found.st_ino, b""
+            data = os.pread(file.fileno(), 16 * BLOCK, self.at)
+        self.at += len(data)
+        if self.keep is None:
+            return [data] if data else []
+        *whole, self._half = (self._half + data).split(b"\n")
+        if len(self._half) > MOST_LINE:
+            whole.append(self._half)
+            self._half = b""
+        return [line + b"\n" for line in whole if self.keep(line)]
+
+    def rest(self) -> list[bytes]:
+        """Return the half line at the end, when nothing will come any more."""
+        half, self._half = self._half, b""
+        return [half] if half and self.keep is not None and self.keep(half) else []
+
+
+def _backwards(file: int, begin: int, end: int) -> Iterator[bytes]:
+    """Yield the lines between two places from the last to the first, each with its newline if it has one."""
+    place, tail = end, b""  # the beginning of a line that goes on with what was read before
+    while place > begin:
+        size = min(BLOCK, place - begin)
+        place -= size
+        parts = (os.pread(file, size, place) + tail).split(b"\n")
+        lines = [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+        yield from reversed(lines[1:])
+        tail = lines[0]
+        if len(tail) > MOST_LINE:
+            yield tail
+            tail = b""
+    if tail:
+        yield tail

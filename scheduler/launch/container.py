@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeplink.core.digest_file import BY_FILE
+from deeplink.core.publish import BY_FILE
 from deeplink.scheduler.launch.errors import LaunchError
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from deeplink.core.digest_file import BY_FILE, leave
-from deeplink.core.publish import write_text
+from deeplink.core.publish import BY_FILE, leave, write_text
 from deeplink.core.types import Attempt, Member, NodeName, format_members
 from deeplink.scheduler.launch.container import Container
 from deeplink.scheduler.launch.errors import LaunchError

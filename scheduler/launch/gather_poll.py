@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from deeplink.core.types import NodeName
 from deeplink.scheduler.launch.agent_monitor import ANSWER_S, MOST_IN_FLIGHT, POLL_S
-from deeplink.scheduler.node.status_gatherer import MOST_GATHERED
+from deeplink.scheduler.node.servicer import MOST_GATHERED
 from deeplink.v1 import node_pb2
 
 if TYPE_CHECKING:

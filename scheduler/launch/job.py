@@ -10,9 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from deeplink.core.clock import Clock, SystemClock
-from deeplink.core.digest_file import BY_FILE, leave_members
 from deeplink.core.private import private_folder
-from deeplink.core.publish import standard_output_file
+from deeplink.core.publish import BY_FILE, leave_members, standard_output_file
 from deeplink.rpc.tokens import new_token, token_of
 from deeplink.scheduler.launch.agent_monitor import Unheard
 from deeplink.scheduler.launch.agent_pool import AgentPool, AgentRestart

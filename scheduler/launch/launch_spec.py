@@ -18,8 +18,7 @@ from deeplink.scheduler.slurm.job_environment import is_in_step
 from deeplink.scheduler.slurm.nodeset import in_order, unfold_counts
 from deeplink.scheduler.slurm.sbatch_options import SRUN
 from deeplink.scheduler.topology.graph import fabric_from_addresses
-from deeplink.scheduler.topology.groups import Groups
-from deeplink.scheduler.topology.rank_order import choose_active, rank_order, ring_crossings, stock_order
+from deeplink.scheduler.topology.rank_order import Groups, choose_active, rank_order, ring_crossings, stock_order
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

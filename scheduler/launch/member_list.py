@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from deeplink.core.digest_file import leave_members
+from deeplink.core.publish import leave_members
 from deeplink.core.timeouts import LastAnswer
 from deeplink.core.types import format_members
 

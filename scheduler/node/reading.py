@@ -6,10 +6,9 @@ import json
 import logging
 import socket
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deeplink.core.publish import write_unsynced
+from deeplink.core.publish import kept_object, write_unsynced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,11 +89,5 @@ class HighWaterMarks:
 
 
 def _loaded(path: Path) -> dict[str, float]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    numbers = [(name, value) for name, value in found.items() if isinstance(value, int | float)]
+    numbers = [(name, value) for name, value in kept_object(path).items() if isinstance(value, int | float)]
     return {str(name): float(value) for name, value in numbers[:MOST]}

@@ -1,31 +1,118 @@
 """The node agent's service: ranks report their progress to it, the launcher asks it how the node is.
 
-`Bulletin` holds the reports and decides who is fenced (no wire, no clock); `NodeServicer` is its gRPC face.
+`Bulletin` holds the reports and decides who is fenced (no wire, no clock); `NodeServicer` is its gRPC face. For a
+launcher of many nodes it asks the other agents of its leaf, with the token that the question came with.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from typing_extensions import override
 
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.metrics import NODE_HEARTBEATS, NODE_REPORTS
-from deeplink.rpc.channel import attempt_from_wire, attempt_to_wire
+from deeplink.rpc.channel import agent_channel, attempt_from_wire, attempt_to_wire
 from deeplink.rpc.tokens import TOKEN_HEADER
 from deeplink.scheduler.node.rank_processes import Reported
-from deeplink.scheduler.node.status_gatherer import MOST_GATHERED, StatusGatherer
 from deeplink.v1 import node_pb2, node_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from deeplink.core.clock import Clock
     from deeplink.core.types import Attempt, NodeName
     from deeplink.v1 import common_pb2
+
+MOST_GATHERED = 64
+"""Agents that one asks."""
+WAIT_S = 0.3
+"""A reply waits for answers so long: those of agents that are slower are in a later one."""
+ANSWER_S = 3.0
+_MOST_IN_FLIGHT = 6
+
+
+@dataclass(eq=False)
+class _Asked:
+    """An agent that is asked, and what it was asked and has not answered: the question's number, and the call."""
+
+    node: str
+    channel: grpc.Channel
+    pending: list[tuple[int, Any]] = field(default_factory=list)
+
+    def ask(self, number: int, request: node_pb2.StatusRequest) -> None:
+        if len(self.pending) < _MOST_IN_FLIGHT:
+            stub: Any = node_pb2_grpc.NodeStub(self.channel)
+            self.pending.append((number, stub.Status.future(request, timeout=ANSWER_S)))
+
+    def taken(self) -> Iterable[node_pb2.GatheredStatus]:
+        """Return what has come, once."""
+        done = [one for one in self.pending if one[1].done()]
+        self.pending = [one for one in self.pending if one not in done]
+        for number, call in done:
+            is_answer = not call.cancelled() and call.exception() is None
+            yield node_pb2.GatheredStatus(
+                node=self.node, number=number, status=call.result() if is_answer else None
+            )
+
+
+def _question(request: node_pb2.GatherRequest, one: node_pb2.GatheredAgent) -> node_pb2.StatusRequest:
+    question = node_pb2.StatusRequest()
+    question.CopyFrom(request.status)
+    question.after_report = one.after_report
+    return question
+
+
+class StatusGatherer:
+    """Keeps connections to the agents it was last told to ask. Safe to use from several threads."""
+
+    def __init__(
+        self, node: NodeName, own: Callable[[node_pb2.StatusRequest], node_pb2.StatusReply], clock: Clock
+    ) -> None:
+        self._node, self._own, self._clock = node, own, clock
+        self._lock = threading.Lock()
+        self._token = ""
+        self._agents: dict[tuple[str, str], _Asked] = {}
+
+    def gather(self, request: node_pb2.GatherRequest, token: str) -> node_pb2.GatherReply:
+        """Ask all that are named, with `token`; return what they answer, and late answers to earlier questions."""
+        answers = []
+        with self._lock:
+            self._token = token
+            self._keep([(one.node, one.address) for one in request.agents if one.node != self._node])
+            for one in request.agents:
+                if one.node != self._node:
+                    self._agents[one.node, one.address].ask(request.number, _question(request, one))
+            waiting = [call for agent in self._agents.values() for _, call in agent.pending]
+        deadline = self._clock.monotonic() + WAIT_S
+        for one in request.agents:
+            if one.node == self._node:
+                own = self._own(_question(request, one))
+                answers.append(node_pb2.GatheredStatus(node=one.node, number=request.number, status=own))
+        for call in waiting:
+            with suppress(grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
+                call.result(max(0.0, deadline - self._clock.monotonic()))
+        with self._lock:
+            answers += [answer for agent in self._agents.values() for answer in agent.taken()]
+        return node_pb2.GatherReply(answers=answers)
+
+    def _keep(self, wanted: list[tuple[str, str]]) -> None:
+        for key in self._agents.keys() - set(wanted):
+            self._agents.pop(key).channel.close()
+        for node, address in wanted:
+            if (node, address) not in self._agents:
+                self._agents[node, address] = _Asked(node, agent_channel(address, lambda: self._token))
+
+    def close(self) -> None:
+        """Close every connection."""
+        with self._lock:
+            self._keep([])
+
 
 REPORT = "/deeplink.v1.Node/Report"
 KEPT_REPORTS = 1024  # progress records kept; older ones give way. 8 ranks at 3 reports/s: the last 40 s.
@@ -181,7 +268,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
 
     @override
     def Gather(self, request: node_pb2.GatherRequest, context: grpc.ServicerContext) -> node_pb2.GatherReply:
-        """Ask the agents that are named, and say what they answer within `status_gatherer.WAIT_S`."""
+        """Ask the agents that are named, and say what they answer within `WAIT_S`."""
         if len(request.agents) > MOST_GATHERED:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MOST_GATHERED} agents are to be asked")
         token = dict(context.invocation_metadata()).get(TOKEN_HEADER, "")

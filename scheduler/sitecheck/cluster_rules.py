@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deeplink.core.digest_file import read_members
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.finding import Severity
+from deeplink.core.publish import read_members
 from deeplink.core.text import counted
 from deeplink.rpc.daemon import is_loopback
 from deeplink.rpc.resolving import LOOPBACK
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from deeplink.core.finding import Finding
-    from deeplink.scheduler.sitecheck.report import Measured
-    from deeplink.scheduler.sitecheck.site_evidence import SiteEvidence
+    from deeplink.scheduler.sitecheck.site_evidence import Measured, SiteEvidence
     from deeplink.scheduler.slurm.parse import NodeRow, PartitionRow, SwitchRow
     from deeplink.scheduler.slurm.settings import SlurmSettings
 

@@ -21,15 +21,15 @@ from deeplink.scheduler.launch.srun import step_environment
 from deeplink.scheduler.sitecheck.cluster_rules import services_of
 from deeplink.scheduler.sitecheck.host_rules import scripts_of
 from deeplink.scheduler.sitecheck.part import NodePart, sweep, watchdog_answer
-from deeplink.scheduler.sitecheck.report import (
+from deeplink.scheduler.sitecheck.site_evidence import (
     HostFacts,
     Measured,
     Messages,
     NodeProbePlan,
     NodeReport,
     Offset,
+    SiteEvidence,
 )
-from deeplink.scheduler.sitecheck.site_evidence import SiteEvidence
 from deeplink.scheduler.slurm import command as processes
 from deeplink.scheduler.slurm.command import COMMAND_TIMEOUT_S, real_program
 from deeplink.scheduler.slurm.nodeset import NodeSetError, at_most, unfold

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from deeplink.core.mounts import MEMORY, is_shared
+from deeplink.core.store_place import MEMORY, is_shared
 from deeplink.core.text import counted, sized
 from deeplink.scheduler.sitecheck.running_settings import RANK_PORTS
 from deeplink.scheduler.sitecheck.site_evidence import alike, error, note, ok, together, unknown, warning
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from deeplink.core.finding import Finding
     from deeplink.scheduler.node.disk import Disk
-    from deeplink.scheduler.sitecheck.report import FolderReport, HostFacts, Measured
-    from deeplink.scheduler.sitecheck.site_evidence import SiteEvidence
+    from deeplink.scheduler.sitecheck.site_evidence import FolderReport, HostFacts, Measured, SiteEvidence
     from deeplink.scheduler.slurm.settings import SlurmSettings
 
     Hosts = dict[str, HostFacts]

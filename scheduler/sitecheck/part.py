@@ -21,15 +21,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.mounts import file_system
+from deeplink.core.store_place import file_system
 from deeplink.core.tcp import connect_all
 from deeplink.rpc.daemon import member_name
 from deeplink.rpc.resolving import UnresolvedError, addresses, primary_address
 from deeplink.rpc.tokens import TokenError, read_token
 from deeplink.scheduler.liveness.watchdog_client import asked_watchdog
 from deeplink.scheduler.node.disk import measured_disk
-from deeplink.scheduler.sitecheck.report import FOLDERS, FolderReport, HostFacts, Measured, NodeProbePlan, to_lines
 from deeplink.scheduler.sitecheck.running_settings import RANK_PORTS
+from deeplink.scheduler.sitecheck.site_evidence import (
+    FOLDERS,
+    FolderReport,
+    HostFacts,
+    Measured,
+    NodeProbePlan,
+    to_lines,
+)
 from deeplink.scheduler.slurm import command
 
 if TYPE_CHECKING:

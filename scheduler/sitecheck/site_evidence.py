@@ -1,22 +1,219 @@
-"""Everything the doctor's rules judge, as one value, and what they answer; pure."""
+"""What nodes tell of themselves in the doctor's step, all that its rules judge, and what they answer; pure."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import dataclasses
+import json
+import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from deeplink.core.errors import DeepLinkError
 from deeplink.core.finding import Finding, Severity
+from deeplink.scheduler.node.disk import Disk
 from deeplink.scheduler.slurm.nodeset import NodeSetError, fold
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from deeplink.core.config import Config
     from deeplink.core.types import NodeName
-    from deeplink.scheduler.sitecheck.report import HostFacts, Measured, NodeReport
     from deeplink.scheduler.slurm.parse import NodeRow, PartitionRow, SwitchRow
     from deeplink.scheduler.slurm.settings import SlurmSettings
+
+FOLDERS = ("store", "state", "catalog")  # the folders of the configuration that are looked at, by their keys
+_TAG = "deeplink-doctor"
+_PIECE = 600  # characters, far below srun's bound
+_MOST_PIECES = 2000
+_MOST_BYTES = 4 << 20  # of one message, unpacked
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError) as problem:
+        raise DeepLinkError(
+            f"a node's report cannot be read: {problem!r}",
+            remedy="Install the same version of DeepLink on all nodes.",
+        ) from problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderReport:
+    """One of our folders as a node sees it."""
+
+    path: str  # as the configuration names it there
+    base: str = ""  # the nearest folder above (or itself) that is there
+    kind: str = ""  # type of its file system; empty where that cannot be told
+    readable: bool = False  # for this user
+    writable: bool = False
+    owner: int = -1
+    mode: int = 0  # permission bits of `base`
+    free: int = 0  # bytes this user may still write
+    total: int = 0
+    identity: str = ""  # inode and time of its last change, the same wherever the same folder is seen
+    marked: bool = False  # our marker could be left in `base`
+    problem: str = ""  # why nothing more is known
+
+    @property
+    def there(self) -> bool:
+        """Whether the folder itself exists."""
+        return self.path == self.base
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What a node tells of itself at once."""
+
+    node: str  # its name in Slurm, else the host name
+    address: str = ""  # what other nodes reach it by
+    uid: int = -1
+    versions: Mapping[str, str] = field(default_factory=dict)  # code: digest of DeepLink's files; empty: none
+    settings: Mapping[str, str] = field(default_factory=dict)  # configuration that must be alike everywhere
+    folders: Mapping[str, FolderReport] = field(default_factory=dict)  # by key of the configuration
+    tokens: Mapping[str, str] = field(default_factory=dict)  # problems of token files, by key
+    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # soft and hard ulimits, -1: none
+    user_namespaces: int | None = None  # how many an ordinary user may have; None: the kernel does not tell
+    shared_memory: int | None = None  # free bytes of /dev/shm; None: there is none
+    infiniband: bool = False
+    ephemeral: tuple[int, int] = (0, 0)  # ports that the kernel gives to connections, first and last
+    listening: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ports opened for the others to try
+    step_nodes: str = ""  # of the step, folded; empty outside of one
+    problem: str = ""  # why there is no more
+
+    @classmethod
+    def of(cls, said: object) -> Self:
+        """Read what another process wrote."""
+        with _reading():
+            fields = dict(said)  # type: ignore[call-overload]
+            fields["folders"] = {key: FolderReport(**one) for key, one in fields.get("folders", {}).items()}
+            fields["limits"] = {key: (one[0], one[1]) for key, one in fields.get("limits", {}).items()}
+            fields["ephemeral"] = tuple(fields.get("ephemeral", (0, 0)))
+            fields["listening"] = {key: tuple(ports) for key, ports in fields.get("listening", {}).items()}
+            return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a node found when all were up."""
+
+    markers: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # other nodes whose marker is seen, by key
+    reached: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict
+    )  # outcome by node and port; empty: connected
+    services: Mapping[str, str] = field(default_factory=dict)  # outcome by address; empty: it answered
+    scripts: tuple[str, ...] = ()  # lines of prolog and epilog that remove files or end processes
+    unread: tuple[str, ...] = ()  # scripts that cannot be read
+    disk: Disk | None = None  # the store's; None: not asked for
+
+    @classmethod
+    def of(cls, said: object) -> Self:
+        """Read what another process wrote."""
+        with _reading():
+            fields = dict(said)  # type: ignore[call-overload]
+            fields["markers"] = {key: tuple(seen) for key, seen in fields.get("markers", {}).items()}
+            fields["reached"] = {key: dict(ports) for key, ports in fields.get("reached", {}).items()}
+            fields["services"] = dict(fields.get("services", {}))
+            fields["scripts"] = tuple(fields.get("scripts", ()))
+            fields["unread"] = tuple(fields.get("unread", ()))
+            fields["disk"] = Disk(**fields["disk"]) if fields.get("disk") else None
+            return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeProbePlan:
+    """What the nodes are to do together."""
+
+    peers: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)  # host and ports by node
+    services: tuple[str, ...] = ()  # addresses of the watchdog and of members
+    scripts: tuple[str, ...] = ()  # the site's prologs and epilogs
+    disk_bytes: int = 0  # to write and read in the store
+
+    @classmethod
+    def of(cls, said: object) -> Self:
+        """Read what another process wrote."""
+        with _reading():
+            fields = dict(said)  # type: ignore[call-overload]
+            peers = {node: (str(host), tuple(ports)) for node, (host, ports) in fields["peers"].items()}
+            services, scripts = tuple(fields["services"]), tuple(fields["scripts"])
+            return cls(peers=peers, services=services, scripts=scripts, disk_bytes=int(fields["disk_bytes"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """How far a clock is ahead of the clock of the host that asked, and how wrong that may be, in seconds."""
+
+    ahead_s: float
+    error_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """All that is known of one node."""
+
+    host: HostFacts
+    measured: Measured | None = None
+    offset: Offset | None = None
+
+
+def to_lines(node: str, message: Mapping[str, Any]) -> list[str]:
+    """Return the lines that carry a message of a node's: a JSON object, with reports as its values.
+
+    >>> messages = Messages()
+    >>> [messages.take(line) for line in to_lines("n1", {"a": 1})]
+    [('n1', {'a': 1})]
+    """
+    packed = zlib.compress(json.dumps(message, default=dataclasses.asdict).encode())
+    text = base64.b64encode(packed).decode()
+    pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
+    return [f"{_TAG} {node} {number} {len(pieces)} {piece}" for number, piece in enumerate(pieces)]
+
+
+@dataclass(slots=True)
+class Messages:
+    """Puts messages together again; pieces of one come in their order, those of different nodes mixed."""
+
+    strange: list[str] = field(default_factory=list)  # the last lines that are none of ours
+    _begun: dict[str, list[str]] = field(default_factory=dict)
+
+    def take(self, line: str) -> tuple[str, dict[str, Any]] | None:
+        """Take one line; return the node and its message where that is whole now."""
+        words = line.strip().split(" ")
+        numbers = words[2:4]
+        if len(words) != 5 or words[0] != _TAG or not all(one.isascii() and one.isdigit() for one in numbers):  # noqa: PLR2004
+            self.strange = [*self.strange, line.rstrip()][-20:]
+            return None
+        node, piece = words[1], words[4]
+        number, count = int(numbers[0][:9]), int(numbers[1][:9])
+        begun = self._begun.setdefault(node, [])
+        if number == 0:
+            begun.clear()
+        if number != len(begun) or count > _MOST_PIECES:
+            begun.clear()
+            return None
+        begun.append(piece)
+        if len(begun) < count:
+            return None
+        del self._begun[node]
+        message = _unpacked("".join(begun))
+        return None if message is None else (node, message)
+
+
+def _unpacked(text: str) -> dict[str, Any] | None:
+    try:
+        unpacking = zlib.decompressobj()
+        message = json.loads(unpacking.decompress(base64.b64decode(text, validate=True), _MOST_BYTES))
+    except (binascii.Error, zlib.error, ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
+
 
 Value = TypeVar("Value")
 _WITHOUT_NODES = {

@@ -1,4 +1,4 @@
 """From a description of the fabric to rank order and placement; pure.
 
-Other packages import: `graph`, `groups`, `network`, `rank_order`.
+Other packages import: `graph`, `network`, `rank_order`.
 """

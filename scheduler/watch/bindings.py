@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.jobs.job_view import me
 from deeplink.scheduler.liveness.watchdog_client import BINDINGS, bindings_of
-from deeplink.scheduler.placement.hint.waiting import is_due, read_queue, taking_back
+from deeplink.scheduler.placement.hint.cluster_survey import is_due, read_queue, taking_back
 from deeplink.scheduler.slurm.command import CommandMissingError, is_unanswered
 from deeplink.scheduler.slurm.settings import NO_ACCOUNTING, parse_settings
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deeplink.core.clock import Clock
-    from deeplink.scheduler.placement.hint.waiting import Row
+    from deeplink.scheduler.placement.hint.cluster_survey import Row
     from deeplink.scheduler.slurm.client import Slurm
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import Attempt, NodeName
-from deeplink.scheduler.jobs.reasons import in_words
+from deeplink.scheduler.jobs.picture import in_words
 from deeplink.scheduler.liveness.probe import slurmd_port
 from deeplink.scheduler.recovery.evidence import ProbeResult, Remedy
 from deeplink.scheduler.recovery.exclusions import release_changes, required_without

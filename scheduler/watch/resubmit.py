@@ -20,9 +20,9 @@ from deeplink.core.publish import published_file
 from deeplink.core.timeouts import call_with_timeout
 from deeplink.scheduler.jobs.job_folder import note, read_events
 from deeplink.scheduler.placement.hint import decision as record
+from deeplink.scheduler.placement.hint.cluster_survey import read_queue, taking_back
 from deeplink.scheduler.placement.hint.decision import Decision, HintKind, Recorded
 from deeplink.scheduler.placement.hint.reconcile import HintChange, Mine, plan
-from deeplink.scheduler.placement.hint.waiting import read_queue, taking_back
 from deeplink.scheduler.recovery.exclusions import bounded, release_changes, required_without, still_suspected
 from deeplink.scheduler.recovery.resubmission import (
     SCRIPT_NAME,
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from deeplink.core.clock import Clock
     from deeplink.core.types import NodeName
     from deeplink.scheduler.journal.journal import Journal
+    from deeplink.scheduler.placement.hint.cluster_survey import Row
     from deeplink.scheduler.placement.hint.reconcile import SurveyedCluster
-    from deeplink.scheduler.placement.hint.waiting import Row
     from deeplink.scheduler.slurm.client import Slurm
     from deeplink.scheduler.slurm.command import Runner
     from deeplink.scheduler.slurm.parse import JobRow

@@ -18,7 +18,7 @@ from deeplink.scheduler.placement.model.constants import (
     LinkSpeed,
 )
 from deeplink.scheduler.placement.model.job_profile import Job
-from deeplink.scheduler.placement.model.step import predict
+from deeplink.scheduler.placement.predicted import predict
 from tests.effort import examples
 from tests.scheduler.placement.model.models import placement
 

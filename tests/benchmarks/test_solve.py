@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.model_fit import Prior, least_squares
-from deeplink.scheduler.placement.model.step import Floats
+from deeplink.scheduler.placement.predicted import Floats
 
 X = np.linspace(0, 1, 50)
 

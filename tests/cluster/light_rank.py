@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import deeplink
-from deeplink.core.digest_file import read_members
+from deeplink.core.publish import read_members
 from deeplink.core.types import format_members
 
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import deeplink
 from deeplink.core.clock import SystemClock
-from deeplink.core.digest_file import read_members
+from deeplink.core.publish import read_members
 from deeplink.core.types import Attempt
 from deeplink.rpc.plain import PlainConnection, PlainRefusedError
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.placement.hint.decision import Ask
     from deeplink.scheduler.placement.model.constants import Constants
     from deeplink.scheduler.placement.model.job_profile import Profile
-    from deeplink.scheduler.placement.model.step import StepTime
+    from deeplink.scheduler.placement.predicted import StepTime
     from deeplink.scheduler.placement.request import Cost, PlacementRequest, Traits
     from deeplink.scheduler.placement.search import Candidate
     from deeplink.scheduler.topology.graph import Fabric
@@ -98,7 +98,7 @@ def scale_of(ask: Ask, machines: MachineSpeeds, *, data: bool) -> Scale:
 
 
 def _lacking(ask: Ask, profile: Profile, constants: Constants) -> str:
-    from deeplink.scheduler.placement.model.step import reads_of  # noqa: PLC0415
+    from deeplink.scheduler.placement.predicted import reads_of  # noqa: PLC0415
 
     if not profile.job.sample_bytes:
         return "its profile has no sample_bytes, and where its data lies is to count"

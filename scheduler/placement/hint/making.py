@@ -13,7 +13,7 @@ from deeplink.core.clock import wait_until
 from deeplink.core.descriptors import try_lock
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.private import private_folder
-from deeplink.core.publish import write_unsynced
+from deeplink.core.publish import kept_object, write_unsynced
 from deeplink.scheduler.placement.hint import cluster_survey
 from deeplink.scheduler.placement.hint.ask import ARGUMENTS, time_text
 from deeplink.scheduler.placement.hint.cluster_survey import KnownFabric, Ties
@@ -76,15 +76,6 @@ def _key(text: str) -> str:
     return "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in text)[-100:]
 
 
-def _kept(path: Path) -> dict[str, Any]:
-    """Return what a file of ours holds; nothing where there is none, or not a whole one."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _keep(path: Path, document: dict[str, Any]) -> None:
     with suppress(OSError):  # it is asked for again next time
         write_unsynced(path, json.dumps(document).encode())
@@ -99,7 +90,7 @@ class _Switches:
         self._ties: Ties | None = None
         self._problem = ""
         self._asking: threading.Thread | None = None
-        kept = _kept(self._path)
+        kept = kept_object(self._path)
         age = sources.clock.unix() - kept.get("unix", 0.0) if isinstance(kept.get("unix"), float) else -1.0
         self._old = not 0.0 <= age < SWITCHES_KEPT_S
         with suppress(ValueError, KeyError):
@@ -141,7 +132,7 @@ def _site(sources: Sources, slurm: Ties) -> tuple[Ties, list[str]]:
         return slurm, [f"{sources.topology}: {problem.strerror or problem}; Slurm's switches are used"]
     stamp = [str(sources.topology), status.st_mtime_ns, status.st_size, status.st_ino]
     path = sources.folder / f"topology-{_key(str(sources.topology))}.json"
-    kept = _kept(path)
+    kept = kept_object(path)
     if kept.get("stamp") == stamp:
         with suppress(ValueError, KeyError):
             return Ties.parse(kept["ties"]), []
@@ -203,7 +194,7 @@ def options_of(decision: Decision, comment: str = "") -> tuple[str, ...]:
     """Return sbatch's options for a decision about a job with this comment of its user's."""
     if decision.kind is HintKind.NODES:
         # It takes time that most submissions need not spend.
-        from deeplink.scheduler.placement.hint.waiting import marked  # noqa: PLC0415
+        from deeplink.scheduler.placement.hint.cluster_survey import marked  # noqa: PLC0415
 
         return (f"--nodelist={','.join(decision.nodes)}", f"--comment={marked(comment, decision.nodes)}")
     if decision.kind is HintKind.SWITCHES:

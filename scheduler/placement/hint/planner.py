@@ -18,9 +18,9 @@ from deeplink.core.descriptors import LockHeldError, opened, try_lock
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.private import private_folder
 from deeplink.scheduler.placement.hint import decision as record
+from deeplink.scheduler.placement.hint.cluster_survey import Row, read_queue
 from deeplink.scheduler.placement.hint.decision import Decision, HintKind, Recorded
 from deeplink.scheduler.placement.hint.reconcile import Deed, HintChange, Memory, Mine, SurveyedCluster, plan
-from deeplink.scheduler.placement.hint.waiting import Row, read_queue
 from deeplink.scheduler.slurm import command
 
 if TYPE_CHECKING:

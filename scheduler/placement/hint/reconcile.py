@@ -19,10 +19,17 @@ from typing import TYPE_CHECKING
 
 from deeplink.core.text import counted
 from deeplink.core.types import JobId
-from deeplink.scheduler.placement.hint.cluster_survey import rooms_of
+from deeplink.scheduler.placement.hint.cluster_survey import (
+    Row,
+    in_order,
+    is_due,
+    naming,
+    rooms_of,
+    stopped,
+    taking_back,
+)
 from deeplink.scheduler.placement.hint.decide import MachineSpeeds, Surroundings, decide
 from deeplink.scheduler.placement.hint.decision import Ask, Decision, HintKind, Why
-from deeplink.scheduler.placement.hint.waiting import Row, in_order, is_due, naming, stopped, taking_back
 from deeplink.scheduler.placement.request import DataResidency, NoPlacementError, eligible
 from deeplink.scheduler.slurm.states import JobState
 

@@ -1,4 +1,4 @@
-"""How long one training step takes on a placement: formulas, constants and their fit to measured steps; pure.
+"""What the prediction of a step knows of machines and of a job, and how the first is measured; pure.
 
-Other packages import: `constants`, `job_profile`, `step`, `sweep`.
+Other packages import: `constants`, `job_profile`, `sweep`.
 """

@@ -20,7 +20,7 @@ from deeplink.cache.replicate.keeper import DAY_S
 from deeplink.cache.replicate.warming import warm
 from deeplink.cache.store.pins import Pin
 from deeplink.core.clock import SystemClock
-from deeplink.core.digest_file import leave_members
+from deeplink.core.publish import leave_members
 from deeplink.core.types import NodeName, ShardId, format_members
 from deeplink.rpc.channel import open_channel
 from deeplink.v1 import cache_pb2, cache_pb2_grpc

@@ -22,10 +22,9 @@ from deeplink.rpc.channel import FrontedServer, bound_server
 from deeplink.rpc.tokens import write_token
 from deeplink.scheduler.liveness.heartbeats import MOST_FINDINGS, node_from_wire
 from deeplink.scheduler.node.check_result import GOOD, Look, comment, drain
-from deeplink.scheduler.node.checks import HealthCheck
 from deeplink.scheduler.node.host_checks import Compared, Comparison
 from deeplink.scheduler.node.settings import CheckTiming
-from deeplink.scheduler.node.watching import Ended, HealthWatch
+from deeplink.scheduler.node.watching import Ended, HealthCheck, HealthWatch
 from deeplink.v1 import node_pb2, watch_pb2, watch_pb2_grpc
 from tests.waiting import LIMIT_S, until
 

@@ -14,8 +14,8 @@ from deeplink.core.clock import SystemClock
 from deeplink.core.config import Config, ConfigError
 from deeplink.core.types import NodeName
 from deeplink.rpc.channel import open_channel
-from deeplink.scheduler.node.checks import OF_A_JOB, CheckPaths, boot_id_of, checks_of
 from deeplink.scheduler.node.reading import HighWaterMarks, file_in
+from deeplink.scheduler.node.watching import OF_A_JOB, CheckPaths, boot_id_of, checks_of
 from deeplink.v1 import node_pb2, node_pb2_grpc
 from tests.faults.disks import disk_in_memory
 from tests.waiting import LIMIT_S, until

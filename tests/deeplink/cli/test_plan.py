@@ -23,6 +23,7 @@ from deeplink.core.types import NodeName
 from deeplink.ops.waiting_jobs import MOST_AT_ONCE, BackgroundPrefetch, surveyed
 from deeplink.scheduler.jobs.job_view import me
 from deeplink.scheduler.placement.hint import decision
+from deeplink.scheduler.placement.hint.cluster_survey import parse_queue
 from deeplink.scheduler.placement.hint.decision import Ask, Decision, HintKind, Recorded, Why
 from deeplink.scheduler.placement.hint.planner import (
     LEAST_S,
@@ -32,7 +33,6 @@ from deeplink.scheduler.placement.hint.planner import (
     planner_file,
 )
 from deeplink.scheduler.placement.hint.reconcile import Mine, SurveyedCluster
-from deeplink.scheduler.placement.hint.waiting import parse_queue
 from deeplink.scheduler.placement.model.constants import Constants, constants_text
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandMissingError

@@ -17,7 +17,7 @@ from deeplink.console.nodes import ShownHealth, slurm_health
 from deeplink.console.snapshot import ConsoleSnapshot, Mood, build
 from deeplink.core.finding import Finding, Severity
 from deeplink.core.types import Attempt, NodeName
-from deeplink.scheduler.jobs.reasons import help_for
+from deeplink.scheduler.jobs.picture import help_for
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import Beat, NodeRecord, Phase, ProgressPoint
 from deeplink.scheduler.slurm.parse import NodeRow

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.core.digest_file import leave, leave_members, read_members
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.publish import leave, leave_members, read_members
 from deeplink.core.types import Member, NodeName, format_members
 
 MEMBERS = tuple(Member(NodeName(f"n{i}"), f"10.0.0.{i}:7411", 512, f"leaf{i // 4}") for i in range(8))

@@ -13,7 +13,7 @@ from torch.utils import data as torch_data
 import deeplink
 from deeplink.core.config import Config
 from deeplink.data import DatasetError, Prefetcher, ResumableSampler
-from deeplink.data.seeds import SampledBatch, sample_seed
+from deeplink.data.sampler import SampledBatch, sample_seed
 from tests.deeplink.data.packed_things import COUNT, packed_below
 from tests.pickled import copied
 

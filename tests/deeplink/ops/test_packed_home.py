@@ -10,9 +10,10 @@ from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import HomeError
 from deeplink.cache.packer import pack
 from deeplink.cache.source.home import home_beside, open_home
-from deeplink.core import mounts
+from deeplink.core import store_place
 from deeplink.core.config import Config
-from deeplink.ops.packed_home import HomeChoice, chosen_home, orphans, remove_at_home
+from deeplink.ops.pack_target import HomeChoice, chosen_home
+from deeplink.ops.removal import orphans, remove_at_home
 from tests.cache.agents import config_below, small_files, write_tree
 
 
@@ -45,8 +46,8 @@ def test_a_catalog_that_nodes_share_has_one_beside_it(config: Config, monkeypatc
     assert chosen_home(config).url == beside
     monkeypatch.delenv("SLURM_JOB_ID")
     table = [("/", "ext4"), (str(config.catalog.parent), "lustre")]
-    kind = mounts.file_system(config.catalog, table)
-    monkeypatch.setattr("deeplink.ops.packed_home.file_system", lambda _: kind)
+    kind = store_place.file_system(config.catalog, table)
+    monkeypatch.setattr("deeplink.ops.pack_target.file_system", lambda _: kind)
     found = chosen_home(config)
     assert (found.url, found.named) == (beside, False)
     assert "lustre" in found.why

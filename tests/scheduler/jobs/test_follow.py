@@ -12,8 +12,8 @@ from typing_extensions import override
 from deeplink.core.clock import ManualClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.jobs.follow import OutputFollower
+from deeplink.scheduler.jobs.job_folder import Tail
 from deeplink.scheduler.jobs.job_names import JobNameError
-from deeplink.scheduler.jobs.job_output import Tail
 from deeplink.scheduler.jobs.job_view import Viewer
 from deeplink.scheduler.slurm.cached import CachedRunner
 from tests.scheduler.jobs.left import launched

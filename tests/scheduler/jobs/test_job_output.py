@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deeplink.core.types import NodeName
-from deeplink.scheduler.jobs import job_output
-from deeplink.scheduler.jobs.job_output import Tail, attempts_in, expanded, labelled, named, of_rank, section
+from deeplink.scheduler.jobs import job_folder
+from deeplink.scheduler.jobs.job_folder import Tail, attempts_in, expanded, labelled, named, of_rank, section
 from deeplink.scheduler.slurm.command import text_of
 from deeplink.scheduler.slurm.parse import JobRow
 from tests.effort import examples
@@ -69,7 +69,7 @@ def test_the_end_is_what_tail_gives(
     whole[-1] = whole[-1][:-1]
     wanted = [line for line in whole if line][-count:] if count else []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_output, "BLOCK", block)
+        patch.setattr(job_folder, "BLOCK", block)
         assert Tail(path).last(count) == wanted
 
 
@@ -83,8 +83,8 @@ def test_of_a_huge_file_only_the_end_is_read(tmp_path: Path) -> None:
 
 
 def test_a_line_without_an_end_is_taken_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_output, "MOST_LINE", 100)
-    monkeypatch.setattr(job_output, "BLOCK", 64)
+    monkeypatch.setattr(job_folder, "MOST_LINE", 100)
+    monkeypatch.setattr(job_folder, "BLOCK", 64)
     (tmp_path / "out").write_bytes(b"x" * 1000)
     assert b"".join(Tail(tmp_path / "out").last(1000)) == b"x" * 1000
 

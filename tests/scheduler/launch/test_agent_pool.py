@@ -16,7 +16,7 @@ import pytest
 from typing_extensions import override
 
 from deeplink.core.clock import ManualClock, SystemClock
-from deeplink.core.digest_file import read_members
+from deeplink.core.publish import read_members
 from deeplink.core.store_place import SharedStoreError
 from deeplink.core.types import Attempt, NodeName
 from deeplink.rpc.channel import BoundServer, attempt_to_wire, bound_server

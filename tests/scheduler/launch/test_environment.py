@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.core.config import Config
-from deeplink.core.digest_file import read_members
+from deeplink.core.publish import read_members
 from deeplink.core.types import Attempt
 from deeplink.scheduler.launch.environment import (
     LAUNCH_VARIABLE,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.core.digest_file import read_members
+from deeplink.core.publish import read_members
 from deeplink.core.types import Attempt
 from deeplink.scheduler.launch import rank
 from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts, RankTask, leave_launch

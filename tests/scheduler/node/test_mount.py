@@ -7,7 +7,7 @@ import pytest
 
 from deeplink.core.clock import SystemClock
 from deeplink.scheduler.node.check_result import Look
-from deeplink.scheduler.node.command_checks import MountCheck, ask_statfs, judge_mount, watched_mounts
+from deeplink.scheduler.node.disk import MountCheck, ask_statfs, judge_mount, watched_mounts
 from deeplink.scheduler.node.settings import MountSettings
 from tests.faults.disks import disk_in_memory
 

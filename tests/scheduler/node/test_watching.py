@@ -15,9 +15,8 @@ from deeplink.core import metrics
 from deeplink.core.clock import SystemClock
 from deeplink.core.finding import Severity
 from deeplink.scheduler.node.check_result import GOOD, Complaint, Look, comment, drain
-from deeplink.scheduler.node.checks import HealthCheck, closed
 from deeplink.scheduler.node.settings import CheckTiming, Off, read_switch
-from deeplink.scheduler.node.watching import HealthWatch, found_by, looked_at
+from deeplink.scheduler.node.watching import HealthCheck, HealthWatch, closed, found_by, looked_at
 from tests.waiting import LIMIT_S, until
 
 QUICK = CheckTiming(interval_s=0.02, deadline_s=LIMIT_S, bad=2, good=2)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from deeplink.core.types import NodeName
 from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed, ReadSpeeds
 from deeplink.scheduler.placement.model.job_profile import Job, NodeShare, Placement
-from deeplink.scheduler.placement.model.step import predict, reads_of
-from deeplink.scheduler.placement.predicted import TIES, Predicted
+from deeplink.scheduler.placement.predicted import TIES, Predicted, predict, reads_of
 from deeplink.scheduler.placement.request import (
     DataResidency,
     NodeCapacity,

@@ -10,8 +10,14 @@ from deeplink.core.config import Config
 from deeplink.core.finding import Finding, Severity
 from deeplink.scheduler.node.disk import Disk
 from deeplink.scheduler.sitecheck.doctor_checks import check_named
-from deeplink.scheduler.sitecheck.report import FolderReport, HostFacts, Measured, NodeReport, Offset
-from deeplink.scheduler.sitecheck.site_evidence import SiteEvidence
+from deeplink.scheduler.sitecheck.site_evidence import (
+    FolderReport,
+    HostFacts,
+    Measured,
+    NodeReport,
+    Offset,
+    SiteEvidence,
+)
 from deeplink.scheduler.slurm.parse import parse_nodes, parse_partitions, parse_topology
 from deeplink.scheduler.slurm.settings import SlurmSettings, parse_settings
 

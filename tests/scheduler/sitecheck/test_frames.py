@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deeplink.scheduler.sitecheck.report import Messages, to_lines
+from deeplink.scheduler.sitecheck.site_evidence import Messages, to_lines
 from tests.effort import examples
 
 VALUES = st.recursive(

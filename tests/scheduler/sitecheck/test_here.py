@@ -16,7 +16,7 @@ from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.tokens import write_token
 from deeplink.scheduler.sitecheck import part as module
 from deeplink.scheduler.sitecheck.part import NodePart, dangers, looked_at, sweep, this_host
-from deeplink.scheduler.sitecheck.report import HostFacts, Measured, NodeProbePlan
+from deeplink.scheduler.sitecheck.site_evidence import HostFacts, Measured, NodeProbePlan
 
 
 def config(tmp_path: Path) -> Config:

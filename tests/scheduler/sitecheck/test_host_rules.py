@@ -10,7 +10,7 @@ import pytest
 from deeplink.core.finding import Severity
 from deeplink.scheduler.node.disk import Disk
 from deeplink.scheduler.sitecheck.doctor_checks import CHECKS, CheckGroup
-from deeplink.scheduler.sitecheck.report import Offset
+from deeplink.scheduler.sitecheck.site_evidence import Offset
 from tests.scheduler.sitecheck.sites import (
     CONFIG,
     VERSIONS,

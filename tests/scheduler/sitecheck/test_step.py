@@ -12,7 +12,7 @@ import pytest
 from deeplink.core.clock import SystemClock
 from deeplink.scheduler.sitecheck import examine as module
 from deeplink.scheduler.sitecheck.examine import RunningStep, StepResult, plans_for, step_command
-from deeplink.scheduler.sitecheck.report import NodeProbePlan
+from deeplink.scheduler.sitecheck.site_evidence import NodeProbePlan
 
 SRUN = """
 import os, subprocess, sys, threading

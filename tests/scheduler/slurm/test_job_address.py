@@ -17,7 +17,7 @@ from tests.scheduler.slurm.test_client import Recorder
 ROOT = Path(__file__).parents[3]
 MAKERS = {
     "scheduler/slurm/parse.py": "squeue's label",
-    "scheduler/placement/hint/waiting.py": "squeue's label",
+    "scheduler/placement/hint/cluster_survey.py": "squeue's label",
     "scheduler/slurm/client.py": "scontrol's record of the job",
 }
 ORDERS = {"scheduler/slurm/client.py", "scheduler/watch/requeue.py", "scheduler/placement/hint/planner.py"}

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import NodeName
 from deeplink.scheduler.topology.graph import Fabric
-from deeplink.scheduler.topology.groups import (
+from deeplink.scheduler.topology.rank_order import (
     EXACT_STATES,
+    Cut,
     Groups,
     Runs,
     _aligned,
@@ -24,9 +25,11 @@ from deeplink.scheduler.topology.groups import (
     _states,
     arrange,
     bound,
+    choose_active,
+    rank_order,
+    ring_crossings,
     score,
 )
-from deeplink.scheduler.topology.rank_order import Cut, choose_active, rank_order, ring_crossings
 from tests.effort import examples
 
 

@@ -11,7 +11,7 @@ import pytest
 from deeplink.core.clock import ManualClock
 from deeplink.scheduler.jobs.job_view import me
 from deeplink.scheduler.liveness.watchdog_client import BINDINGS, bindings_of
-from deeplink.scheduler.placement.hint.waiting import WAIT_S
+from deeplink.scheduler.placement.hint.cluster_survey import WAIT_S
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandMissingError, CommandTimeoutError
 from deeplink.scheduler.watch.bindings import (

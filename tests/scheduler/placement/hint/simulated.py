@@ -7,11 +7,18 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from deeplink.core.types import JobId, NodeName
-from deeplink.scheduler.placement.hint.cluster_survey import ClusterState, KnownFabric, NodeNow, Partition, Ties
+from deeplink.scheduler.placement.hint.cluster_survey import (
+    ClusterState,
+    KnownFabric,
+    NodeNow,
+    Partition,
+    Row,
+    Ties,
+    marked,
+)
 from deeplink.scheduler.placement.hint.decide import Trial, Weighed, tried
 from deeplink.scheduler.placement.hint.decision import Ask, Decision, HintKind, Why
 from deeplink.scheduler.placement.hint.reconcile import Deed, HintChange, Memory, Mine, SurveyedCluster, plan
-from deeplink.scheduler.placement.hint.waiting import Row, marked
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.topology.graph import Fabric
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.placement.hint.waiting import in_order, parse_queue, read_queue, stopped
+from deeplink.scheduler.placement.hint.cluster_survey import in_order, parse_queue, read_queue, stopped
 from deeplink.scheduler.slurm.states import JobState, SlurmTextError
 
 # squeue -h -a -o, Slurm 22.05.8: a job with a plan, tasks of an array, a component, one that runs.

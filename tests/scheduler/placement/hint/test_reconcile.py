@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from deeplink.core.types import JobId, NodeName
+from deeplink.scheduler.placement.hint.cluster_survey import WAIT_S, Row
 from deeplink.scheduler.placement.hint.decision import Ask, Decision, HintKind, Why
 from deeplink.scheduler.placement.hint.reconcile import (
     ASKED_AGAIN_S,
@@ -18,7 +19,6 @@ from deeplink.scheduler.placement.hint.reconcile import (
     SurveyedCluster,
     plan,
 )
-from deeplink.scheduler.placement.hint.waiting import WAIT_S, Row
 from deeplink.scheduler.slurm.states import JobState
 from tests.scheduler.placement.hint.simulated import NODES, NOTHING, SITE, survey_of
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from deeplink.scheduler.placement.model.constants import ReadSpeeds
 from deeplink.scheduler.placement.model.job_profile import check_reads
-from deeplink.scheduler.placement.model.step import reads_of
+from deeplink.scheduler.placement.predicted import reads_of
 
 KNOWN = ReadSpeeds(local=3e9, peer=1e9, source=0.2e9, source_of_all=0.5e9)
 

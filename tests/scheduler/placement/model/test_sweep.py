@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed
 from deeplink.scheduler.placement.model.job_profile import Algorithm, Job, NodeShare, Placement
-from deeplink.scheduler.placement.model.step import predict
 from deeplink.scheduler.placement.model.sweep import (
     AllReduceTiming,
     RankLocation,
@@ -24,6 +23,7 @@ from deeplink.scheduler.placement.model.sweep import (
     to_time,
     usable,
 )
+from deeplink.scheduler.placement.predicted import predict
 
 A, B, C = ("core", "s0", "a"), ("core", "s0", "b"), ("core", "s1", "c")
 SIZES = [4**power for power in range(5, 14)]

@@ -21,7 +21,7 @@ from deeplink.scheduler.placement.model.job_profile import (
     Scaling,
     Schedule,
 )
-from deeplink.scheduler.placement.model.step import demands, estimate, predict
+from deeplink.scheduler.placement.predicted import demands, estimate, predict
 from tests.scheduler.placement.model.models import PLAIN, constants, jobs, placement, placements
 
 ROUNDING = 1 + 1e-12
