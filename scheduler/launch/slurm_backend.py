@@ -29,7 +29,7 @@ from deeplink.scheduler.launch.process import python_command
 from deeplink.scheduler.launch.srun import OwnStep, SlurmAgents, SlurmRanks, StepIds, step_environment
 from deeplink.scheduler.liveness.probe import TcpProber, slurmd_port
 from deeplink.scheduler.recovery.evidence import TAG, ProbeResult
-from deeplink.scheduler.recovery.resubmission import comment_of, with_our_comment
+from deeplink.scheduler.recovery.recovery_steps import comment_of, with_our_comment
 from deeplink.scheduler.slurm.client import Slurm, standing
 from deeplink.scheduler.slurm.command import finish, is_unanswered, real_program
 from deeplink.scheduler.slurm.job_environment import is_in_step, not_contradicted

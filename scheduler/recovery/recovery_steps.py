@@ -8,18 +8,19 @@ twice once Slurm shows that it has worked.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from deeplink.core.text import printable
 from deeplink.scheduler.recovery.evidence import TAG, Remedy
 from deeplink.scheduler.recovery.records import IncidentKind
-from deeplink.scheduler.recovery.resubmission import left_for, ours_in_comment, with_our_comment
 from deeplink.scheduler.slurm.parse import OF_A_WHOLE
-from deeplink.scheduler.slurm.states import HELD, LAUNCH_FAILED, JobState
+from deeplink.scheduler.slurm.states import LAUNCH_FAILED, JobState
 
 if TYPE_CHECKING:
-    from deeplink.core.types import Attempt, NodeName
+    from deeplink.core.types import NodeName
     from deeplink.scheduler.recovery.records import ActionRecord
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
 
@@ -28,13 +29,49 @@ NEXT_SECOND_S = 1.1
 """A job that is started again in the second in which its last run was ended, on a node of that run, is lost:
 slurmd has revoked what was signed up to that second ("Killing non-startable batch job: Job credential revoked",
 measured with 22.05)."""
-RESUBMITTED = "resubmitted as job"  # so begins the result of an action that ended in another job
 RELAX_S = 15.0  # a job that waits in the queue for so long after its release may use the nodes we excluded again
 LONGEST_S = 600.0  # an action that has not ended after so long is given up; the next verdict may begin another
 LISTEN_S = 3.0
 """Whoever takes up the intent of a watchdog that was killed, or stopped, first hears the launcher for so long: it
 may have helped itself meanwhile."""
 WELL_S = 30.0  # that a node is well again is true for so long; then it is to be seen again
+
+
+# Our part of a comment in Slurm: on a job, on a node.
+
+LONGEST_COMMENT = 200  # characters of ours: squeue and sinfo print a comment on one line
+_JOINT = " | "
+_OURS = re.compile(rf"(?:^|{re.escape(_JOINT)}){re.escape(TAG)}.*\Z", re.DOTALL)
+
+
+def comment_of(text: str) -> str:
+    r"""Return a text as it can stand in a comment: one line, not too long.
+
+    >>> comment_of("two\nlines")
+    'two lines'
+    """
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= LONGEST_COMMENT else f"{line[: LONGEST_COMMENT - 3]}..."
+
+
+def ours_in_comment(comment: str) -> str:
+    """Return what of a comment is ours; empty where nothing is.
+
+    >>> ours_in_comment("mine | deeplink: held"), ours_in_comment("of deeplink: I know nothing")
+    ('deeplink: held', '')
+    """
+    found = _OURS.search(comment)
+    return found[0].removeprefix(_JOINT) if found else ""
+
+
+def with_our_comment(comment: str, ours: str) -> str:
+    """Return a comment with our words behind those of others, in place of what we said before.
+
+    >>> with_our_comment("mine | deeplink: old", "deeplink: new"), with_our_comment("", "deeplink: new")
+    ('mine | deeplink: new', 'deeplink: new')
+    """
+    theirs = _OURS.sub("", comment)
+    return _JOINT.join(filter(None, (theirs, ours)))
 
 
 class RecoveryStep(Enum):
@@ -51,11 +88,6 @@ class RecoveryStep(Enum):
     REQUEUE = "requeue"
     RELEASE = "release"
     RELAX = "relax"
-    SUBMIT = "submit anew"  # held, in place of the job
-    HAND_OVER = "hand over"  # to its replacement: from here on the job is to be cancelled
-    CANCEL = "cancel"
-    LET_GO = "let go"  # the replacement
-    CANCEL_REPLACEMENT = "cancel replacement"
     WAIT = "wait"
     DONE = "done"
     GIVE_UP = "give up"
@@ -77,8 +109,6 @@ class ActionFacts:
     comment: str | None = None  # of the job, as it is; None when it was not asked for
     given_up: bool = False  # the unreachable nodes are those that the verdict calls dead, silent for long enough
     being_downed: bool = False  # an action of ours is about to set one of them down
-    may_resubmit: bool = False  # the job may be submitted again, which helps it sooner than Slurm does
-    replacement: JobRow | None = None  # the job that was submitted in place of this one
     excluded_is_silent: bool = False  # and Slurm would start the job on it all the same
     kept_off: bool = False  # nodes that we exclude are on record, of this restart or of an earlier one
     waits_s: float = math.inf  # for how long we have seen the job wait in the queue, at least
@@ -104,8 +134,6 @@ def _give(step: RecoveryStep, facts: ActionFacts, why: str = "") -> NextCommand:
 def next_command(action: ActionRecord, facts: ActionFacts) -> NextCommand:  # noqa: PLR0911 - one return for each remedy
     """Return the next step of an action; WAIT when only time can help."""
     remedy = Remedy(action.remedy)
-    if remedy is Remedy.RESTART and (promised := _replacement_step(action, facts)):
-        return promised
     if facts.age_s > LONGEST_S:
         return NextCommand(RecoveryStep.GIVE_UP, f"not done after {LONGEST_S:.0f} s")
     match remedy:
@@ -254,59 +282,15 @@ def _job_step(action: ActionRecord, facts: ActionFacts) -> NextCommand:  # noqa:
     return _give(RecoveryStep.REQUEUE, facts)
 
 
-def _replacement_step(action: ActionRecord, facts: ActionFacts) -> NextCommand | None:  # noqa: PLR0911 - one return for each rung
-    """What follows once a job was submitted in place of this one; None where none was, or it came to nothing."""
-    job, replacement, attempt = facts.job, facts.replacement, action.attempt
-    if replacement is None or attempt is None:
-        return None
-    handed_over = ours_in_comment(facts.comment or "") == left_for(replacement.id)
-    if not _is_held(replacement, facts, handed_over=handed_over):
-        if replacement.state.final and not handed_over:
-            return None  # dismissed
-        return NextCommand(RecoveryStep.DONE, f"{RESUBMITTED} {replacement.id}")
-    # However long whoever began this was away: what was promised to the old job's user is done.
-    late = min(facts.age_s, facts.returned_s) > LONGEST_S
-    if RecoveryStep.LET_GO in facts.refused or (
-        late and (handed_over or facts.sent.get(RecoveryStep.CANCEL_REPLACEMENT, 0.0) >= SETTLE_S)
-    ):
-        release = f"`scontrol release {replacement.label}` lets it go"
-        return NextCommand(
-            RecoveryStep.GIVE_UP, f"job {replacement.id}, submitted in its place, is held; {release}"
-        )
-    if handed_over:
-        over = job is None or job.state.final or job.state is JobState.COMPLETING
-        return _give(RecoveryStep.LET_GO if over else RecoveryStep.CANCEL, facts)
-    if late or not _needs_replacement(job, attempt, facts):
-        return _give(RecoveryStep.CANCEL_REPLACEMENT, facts)
-    if not facts.given_up:
-        return NextCommand(RecoveryStep.WAIT, "not probed long enough")
-    return _give(RecoveryStep.HAND_OVER, facts)
-
-
-def _is_held(replacement: JobRow, facts: ActionFacts, *, handed_over: bool) -> bool:
-    """Whether the replacement waits to be let go, as it was submitted; a time to begin hides that for a moment."""
-    hidden = not handed_over or (replacement.reason == "BeginTime" and RecoveryStep.LET_GO not in facts.sent)
-    return replacement.state is JobState.PENDING and (replacement.reason.startswith(HELD) or hidden)
-
-
-def _needs_replacement(job: JobRow | None, attempt: Attempt, facts: ActionFacts) -> bool:
-    """Whether nothing else helps the job: its user has not cancelled it, nor was Slurm, or its host, quicker."""
-    if job is None or job.state is not JobState.RUNNING or job.restarts > attempt.restart:
-        return False
-    return job.batch_host in facts.unreachable
-
-
 def _unreachable_step(facts: ActionFacts, job: JobRow) -> NextCommand:
     """What can be done while an allocated node is unreachable and Slurm has not given it up."""
     wait = NextCommand(RecoveryStep.WAIT, f"until {', '.join(facts.unreachable)} is down")
     if facts.being_downed or not facts.given_up:
         return wait
-    # Slurm takes the batch host out of no job (measured).
-    if job.batch_host not in facts.unreachable and RecoveryStep.DROP_NODES not in facts.refused:
-        return wait if facts.lately(RecoveryStep.DROP_NODES) else NextCommand(RecoveryStep.DROP_NODES)
-    if not facts.may_resubmit or RecoveryStep.SUBMIT in facts.refused or facts.lately(RecoveryStep.SUBMIT):
+    # Slurm takes the batch host out of no job (measured): there its own DOWN is waited for.
+    if job.batch_host in facts.unreachable or RecoveryStep.DROP_NODES in facts.refused:
         return wait
-    return NextCommand(RecoveryStep.SUBMIT)
+    return wait if facts.lately(RecoveryStep.DROP_NODES) else NextCommand(RecoveryStep.DROP_NODES)
 
 
 def _waiting_step(action: ActionRecord, facts: ActionFacts, job: JobRow) -> NextCommand:  # noqa: PLR0911 - one for each rung

@@ -254,17 +254,6 @@ class Slurm:
         said = (self.columns(job, ["%k"]) or [""])[0].strip()
         return "" if said == "(null)" else said
 
-    def comments(self, user: str) -> dict[JobId, str]:
-        """Return the comments of a user's jobs that Slurm remembers, of those that have one."""
-        separator = fresh_separator()
-        said = self.run(["squeue", "-h", "-a", "--states=all", "-u", user, "-o", f"%A{separator}%k{separator}"])
-        rows = rows_of(said, separator, 2)
-        return {JobId(int(job)): text for job, text in rows if job.strip().isdigit() and text != "(null)"}
-
-    def dependencies(self) -> list[str]:
-        """Return what jobs that wait depend on, of all users, in squeue's words."""
-        return self.run(["squeue", "-h", "-a", "--states=PENDING", "-o", "%E"]).splitlines()
-
     def release(self, job: JobAddress) -> None:
         """Let a held job start; its owner may, where an administrator did not hold it."""
         self.run(["scontrol", "release", str(job)])

@@ -225,31 +225,21 @@ def test_without_rights_a_dead_node_is_taken_out_of_its_job_and_no_gpu_leaks(wat
     until(lambda: whole.row().state is JobState.RUNNING, LIMIT_S, lambda: str(slurm.jobs()))
 
 
-def test_without_rights_a_job_whose_batch_host_died_goes_on_under_another_id(watch: Watch) -> None:
+def test_without_rights_a_job_whose_batch_host_died_restarts_under_its_id_once_slurm_knows(watch: Watch) -> None:
     with watch.running("--act", root=False):
-        script = watch.exports + RUN
-        options = "-N3 --exclusive --gres=gpu:2 --comment=mine --deeplink-resubmit=on --deeplink-place=off"
-        job = submit(watch.cluster, options, script, folder=folder_of(watch.cluster), program="deeplink sbatch")
+        job = watch.submit("-N3 --exclusive --gres=gpu:2 --no-kill --requeue", RUN)
         job.await_event("first-step")
         host = job.row().batch_host
         assert host is not None
         began = time.monotonic()
         watch.cluster.crash(host)
-        until(lambda: any("resubmitted as job" in one.result for one in watch.actions()), LIMIT_S, watch.said)
-        (replacement,) = [
-            row for row in Slurm(watch.cluster.runner()).jobs() if row.id != job.id and not row.state.final
-        ]
-        follower = Job(watch.cluster, replacement.id, job.folder)
-        until(lambda: follower.row().state is JobState.RUNNING, LIMIT_S, watch.said)
-        told("batch host lost, no rights: runs again as another job", began)
-        assert host not in follower.row().nodes
-        follower.await_event("first-step", LIMIT_S)
-        told("batch host lost, no rights: trains again as another job", began)
-    said = watch.cluster.run(CTL, ["deeplink", "status", str(job.id)]).stdout
-    assert f"submitted again as job {replacement.id}" in said
-    assert f"deeplink: resubmitted as {replacement.id}" in Slurm(watch.cluster.runner()).comment(job.id)
-    (incident,) = [one for one in watch.incidents() if one.attempt and one.attempt.job == job.id]
-    assert (incident.action, incident.node, incident.outcome) == ("resubmit", host, IncidentOutcome.RECOVERED)
+        until(lambda: in_second_run(job), 2 * LIMIT_S, watch.said)
+        told("batch host lost, no rights: job runs again", began)
+        assert host not in job.row().nodes
+        job.await_event("first-step", LIMIT_S, count=2)
+        told("batch host lost, no rights: job trains again", began)
+        incident = await_recovered(watch, job)
+        assert incident.node == host
 
 
 def heals_and_stays_out(watch: Watch, victim: str) -> None:

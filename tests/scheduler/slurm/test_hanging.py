@@ -31,8 +31,6 @@ VERBS: dict[str, Callable[[Slurm], object]] = {
     "hold_waiting": lambda slurm: slurm.hold_waiting(JOB),
     "keep_only": lambda slurm: slurm.keep_only(JOB, ["n0"]),
     "comment": lambda slurm: slurm.comment(1),
-    "comments": lambda slurm: slurm.comments("deeplink"),
-    "dependencies": lambda slurm: slurm.dependencies(),
     "release": lambda slurm: slurm.release(JOB),
     "comment_job": lambda slurm: slurm.comment_job(JOB, "why"),
     "comment_node": lambda slurm: slurm.comment_node("n0", "why"),
