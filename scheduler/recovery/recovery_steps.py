@@ -81,9 +81,6 @@ class RecoveryStep(Enum):
     DRAIN = "drain"
     DOWN = "down"
     RESUME = "resume"
-    EXPLAIN = "explain"  # in the job's own comment
-    HOLD = "hold"
-    REQUEUE_HOLD = "requeue and hold"
     DROP_NODES = "drop nodes"  # what is dead, out of the job's allocation
     REQUEUE = "requeue"
     RELEASE = "release"
@@ -106,7 +103,6 @@ class ActionFacts:
     refused: frozenset[RecoveryStep] = frozenset()  # commands that Slurm refused, and would refuse again
     returned_s: float = math.inf  # since we took the action up; inf: we began it, and were there all the time
     goes_on: bool = False  # the launcher has told us since that its job goes on: it needs no help any more
-    comment: str | None = None  # of the job, as it is; None when it was not asked for
     given_up: bool = False  # the unreachable nodes are those that the verdict calls dead, silent for long enough
     being_downed: bool = False  # an action of ours is about to set one of them down
     excluded_is_silent: bool = False  # and Slurm would start the job on it all the same
@@ -133,7 +129,10 @@ def _give(step: RecoveryStep, facts: ActionFacts, why: str = "") -> NextCommand:
 
 def next_command(action: ActionRecord, facts: ActionFacts) -> NextCommand:  # noqa: PLR0911 - one return for each remedy
     """Return the next step of an action; WAIT when only time can help."""
-    remedy = Remedy(action.remedy)
+    try:
+        remedy = Remedy(action.remedy)
+    except ValueError:  # of a watchdog of another release that was ended meanwhile
+        return NextCommand(RecoveryStep.GIVE_UP, f"{action.remedy} is not done any more")
     if facts.age_s > LONGEST_S:
         return NextCommand(RecoveryStep.GIVE_UP, f"not done after {LONGEST_S:.0f} s")
     match remedy:
@@ -146,8 +145,6 @@ def next_command(action: ActionRecord, facts: ActionFacts) -> NextCommand:  # no
             return _job_step(action, facts)
         case Remedy.COMMENT:
             return _comment_step(action, facts)
-        case Remedy.HOLD:
-            return _hold_step(action, facts)
         case Remedy.NOTHING:
             return NextCommand(RecoveryStep.DONE, "nothing to do")
 
@@ -169,49 +166,6 @@ def _beyond_help(job: JobRow) -> NextCommand | None:
     if job.state.final:
         return NextCommand(RecoveryStep.DONE, f"the job ended: {job.state.value}")
     return NextCommand(RecoveryStep.GIVE_UP, OF_A_WHOLE) if job.address.is_component else None
-
-
-def _hold_step(action: ActionRecord, facts: ActionFacts) -> NextCommand:  # noqa: PLR0911 - a ladder: one return for each rung
-    job = facts.job
-    if job is None or action.attempt is None:
-        return NextCommand(RecoveryStep.DONE, "Slurm does not know the job any more")
-    if end := _beyond_help(job):
-        return end
-    # The reason comes first: whoever finds the job held finds it there.
-    said = facts.comment is None or with_our_comment(facts.comment, action.reason) == facts.comment
-    if not said and RecoveryStep.EXPLAIN not in facts.refused and RecoveryStep.EXPLAIN not in facts.sent:
-        return NextCommand(RecoveryStep.EXPLAIN)
-    if job.held:
-        return NextCommand(RecoveryStep.DONE, f"held; `scontrol release {job.label}` lets it go")
-    if RecoveryStep.HOLD in facts.refused or RecoveryStep.REQUEUE_HOLD in facts.refused:
-        return NextCommand(RecoveryStep.GIVE_UP, "Slurm refused to hold the job")
-    if job.state is JobState.PENDING:
-        return _give(RecoveryStep.HOLD, facts)
-    if job.state is not JobState.RUNNING:
-        return NextCommand(RecoveryStep.WAIT, job.state.value.lower())
-    return _end_held(facts, started_again=job.restarts > action.attempt.restart)
-
-
-def _end_held(facts: ActionFacts, *, started_again: bool) -> NextCommand:
-    if started_again:
-        # By its user's `scontrol release`, maybe. Should it fail again, that is another verdict.
-        return NextCommand(RecoveryStep.GIVE_UP, "the job was started again meanwhile")
-    if unneeded := _unneeded(facts, RecoveryStep.REQUEUE_HOLD):
-        return unneeded
-    if facts.unreachable:
-        return NextCommand(RecoveryStep.WAIT, f"until {', '.join(facts.unreachable)} is down")
-    return _give(RecoveryStep.REQUEUE_HOLD, facts)
-
-
-def _unneeded(facts: ActionFacts, step: RecoveryStep) -> NextCommand | None:
-    """Return what comes in place of ending a job's run by this step; None where that is needed, or under way."""
-    if facts.lately(step):
-        return None
-    if facts.goes_on:
-        return NextCommand(RecoveryStep.GIVE_UP, "the job goes on by itself")
-    if facts.returned_s < LISTEN_S:
-        return NextCommand(RecoveryStep.WAIT, "for a word of its launcher")
-    return None
 
 
 def _node_step(facts: ActionFacts, *, down: bool, dead: bool) -> NextCommand:  # noqa: PLR0911 - a ladder: one return for each rung
@@ -274,8 +228,15 @@ def _job_step(action: ActionRecord, facts: ActionFacts) -> NextCommand:  # noqa:
         return NextCommand(RecoveryStep.WAIT, job.state.value.lower())
     if RecoveryStep.REQUEUE in facts.refused:
         return NextCommand(RecoveryStep.GIVE_UP, "Slurm refused to requeue the job")
-    if unneeded := _unneeded(facts, RecoveryStep.REQUEUE):
-        return unneeded
+    return _requeue_step(facts, job)
+
+
+def _requeue_step(facts: ActionFacts, job: JobRow) -> NextCommand:
+    if not facts.lately(RecoveryStep.REQUEUE):
+        if facts.goes_on:
+            return NextCommand(RecoveryStep.GIVE_UP, "the job goes on by itself")
+        if facts.returned_s < LISTEN_S:
+            return NextCommand(RecoveryStep.WAIT, "for a word of its launcher")
     if facts.unreachable:
         # A requeue now would hang in COMPLETING until Slurm's own timeout, and with GRES lose the job.
         return _unreachable_step(facts, job)

@@ -237,10 +237,6 @@ class Slurm:
         """Put a running job back into the queue, and hold it there until somebody releases it."""
         self.run(["scontrol", "requeuehold", str(job.alone("requeuehold"))])
 
-    def hold_waiting(self, job: JobAddress) -> None:
-        """Keep a job that waits in the queue, until its user releases it."""
-        self.run(["scontrol", "uhold", str(job)])
-
     def keep_only(self, job: JobAddress, nodes: Iterable[str]) -> None:
         """Take every other node out of a running job's allocation, answering or not; its owner may.
 

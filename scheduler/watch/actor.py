@@ -21,7 +21,6 @@ from deeplink.scheduler.recovery.recovery_steps import (
     RecoveryStep,
     comment_of,
     next_command,
-    with_our_comment,
 )
 from deeplink.scheduler.slurm.client import JobVanishedError, NodeOrder
 from deeplink.scheduler.slurm.command import CommandError, is_unanswered
@@ -47,16 +46,14 @@ MOST_TRIES = 3  # an action that was given up is begun again so often for one ve
 MOST_STEPS = 6  # commands for one action before the loop looks at the world again
 GAVE_UP = "gave up"
 
-OF_JOBS = frozenset({Remedy.RESTART, Remedy.HOLD})
 _ACTIONS = {
     Remedy.COMMENT: Action.COMMENT,
-    Remedy.HOLD: Action.HOLD,
     Remedy.DRAIN: Action.DRAIN,
     Remedy.DRAIN_DOWN: Action.DRAIN_DOWN,
     Remedy.RESTART: Action.REQUEUE_EXCLUDE,
 }
 _OF_NODES = frozenset({RecoveryStep.COMMENT, RecoveryStep.DRAIN, RecoveryStep.DOWN, RecoveryStep.RESUME})
-_NOT_AGAIN = frozenset({RecoveryStep.COMMENT, RecoveryStep.EXPLAIN, RecoveryStep.DROP_NODES})
+_NOT_AGAIN = frozenset({RecoveryStep.COMMENT, RecoveryStep.DROP_NODES})
 """Refused for whatever reason, there is another way, or it is not worth a second try."""
 _NO_RIGHTS = ("denied", "invalid user", "disabled", "not permitted")
 _HELPLESS = frozenset({Phase.STRANDED, Phase.SUCCEEDED, Phase.FAILED})  # a launcher that says so does not go on
@@ -64,7 +61,7 @@ _HELPLESS = frozenset({Phase.STRANDED, Phase.SUCCEEDED, Phase.FAILED})  # a laun
 
 def _reason(verdict: Verdict, incident: str) -> str:
     """Return what stands beside a node or job for people: of a comment it is all they see."""
-    if verdict.remedy in {Remedy.COMMENT, Remedy.HOLD}:
+    if verdict.remedy is Remedy.COMMENT:
         return comment_of(f"{TAG}{incident}: {'; '.join(verdict.reasons)}")
     return f"{TAG}{incident}"
 
@@ -161,8 +158,8 @@ class Actor:
 
     def restarting(self, verdict: Verdict) -> bool:
         """Whether the verdict asks something of a job that is being restarted, or held, already."""
-        return verdict.remedy in OF_JOBS and any(
-            action.remedy in OF_JOBS and action.attempt == verdict.attempt
+        return verdict.remedy == Remedy.RESTART and any(
+            action.remedy == Remedy.RESTART and action.attempt == verdict.attempt
             for action in self.journal.actions(only_open=True)
         )
 
@@ -237,7 +234,7 @@ class Actor:
         known = facts.job.label if facts.job else action.attempt.job if action.attempt else "-"
         return f"job {known}{without}"
 
-    def _command(self, action: ActionRecord, step: RecoveryStep, facts: ActionFacts) -> None:  # noqa: C901 - a table: one line for each step
+    def _command(self, action: ActionRecord, step: RecoveryStep, facts: ActionFacts) -> None:
         slurm, job, node = self.slurm, facts.job, action.node
         match step:
             case RecoveryStep.COMMENT if node:
@@ -250,12 +247,6 @@ class Actor:
                 slurm.update_node(node, NodeOrder.DOWN, kept or action.reason)
             case RecoveryStep.RESUME if node:
                 slurm.update_node(node, NodeOrder.RESUME)
-            case RecoveryStep.EXPLAIN if job:
-                slurm.comment_job(job.address, with_our_comment(facts.comment or "", action.reason))
-            case RecoveryStep.HOLD if job:
-                slurm.hold_waiting(job.address)
-            case RecoveryStep.REQUEUE_HOLD if job:
-                slurm.hold(job.address)
             case RecoveryStep.DROP_NODES if job:
                 slurm.keep_only(job.address, [name for name in job.nodes if name not in facts.unreachable])
             case RecoveryStep.REQUEUE if job:
@@ -293,7 +284,7 @@ class Actor:
             progress.since = now
         if not progress.began:
             facts = replace(facts, returned_s=now - progress.since)
-        if action.remedy in OF_JOBS:
+        if action.remedy == Remedy.RESTART:
             return self._with_job(facts, action, progress) if action.attempt else facts
         if not action.node:
             return facts
@@ -319,7 +310,6 @@ class Actor:
             facts,
             job=job,
             unreachable=away,
-            comment=self.slurm.comment(job.id) if action.remedy == Remedy.HOLD else None,
             excluded_is_silent=pending and self._excluded_is_silent(action, facts),
             waits_s=self._waits_s(progress, job),
             kept_off=pending and bool(self.journal.excluded(job.id)),
@@ -339,11 +329,8 @@ class Actor:
             return False
         if heard.beat.attempt != action.attempt:
             return heard.beat.attempt > action.attempt
-        if f"/{IncidentKind.LAUNCHER_LOST}/" in action.key:
-            return True
         # Of a job that lost a node the ranks that are left may make steps still.
-        stood_still = (f"/{IncidentKind.RANKS_HUNG}/", f"/{IncidentKind.APPLICATION_FAILED}/")
-        return heard.progressed_at > progress.since and any(kind in action.key for kind in stood_still)
+        return f"/{IncidentKind.LAUNCHER_LOST}/" in action.key
 
     def _excluded_is_silent(self, action: ActionRecord, facts: ActionFacts) -> bool:
         """Whether a node that we keep the job off is dead and Slurm does not know: before it may be used again."""

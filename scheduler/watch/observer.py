@@ -25,11 +25,9 @@ from deeplink.scheduler.recovery.evidence import (
     targets,
     tense,
 )
-from deeplink.scheduler.recovery.judge import frozen_storage
 from deeplink.scheduler.slurm.client import SLURMD_PORT, Slurm
-from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.states import JobState, NodeState
-from deeplink.scheduler.watch.memory import BootHistory, HealthHistory, JournalCache, LeakHistory, ProbeHistory
+from deeplink.scheduler.watch.memory import BootHistory, HealthHistory, JournalCache, ProbeHistory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -87,12 +85,10 @@ class Observer:
         self.memory = JournalCache(journal=journal, clock=clock)
         self.doubted = self._cut_off = self.tense = False
         self._probed = ProbeHistory(prober=prober, clock=clock)
-        self._boots, self._leaks, self._wellness = BootHistory(), LeakHistory(), HealthHistory()
-        self._frozen_at: float | None = None
+        self._boots, self._wellness = BootHistory(), HealthHistory()
         self._doubted_at: float | None = None
         self._leaves: dict[NodeName, str] = {}
         self._leaves_at = float("-inf")
-        self._unread: frozenset[NodeName] = frozenset()
         self._port = 0
 
     @property
@@ -110,29 +106,12 @@ class Observer:
             if self.clock.monotonic() - self._leaves_at > TOPOLOGY_AGE_S:
                 self._leaves = self._find_leaves()
                 self._leaves_at = self.clock.monotonic()
-            self._count_gpus(jobs.values(), nodes.values())
         except DeepLinkError as problem:
             self.cluster = replace(self.cluster, at=self.clock.monotonic(), problem=str(problem))
         else:
             now = self.clock.monotonic()
             self._boots.note(nodes.values(), now)
             self.cluster = ClusterAnswers(now, jobs, nodes)
-
-    def _count_gpus(self, jobs: Iterable[JobRow], nodes: Iterable[NodeRow]) -> None:
-        now = self.clock.monotonic()
-        if self._leaks.due(now) and any(row.gpus != 0 for row in nodes):
-            taken = {name for row in jobs if not row.state.final for name in row.nodes}
-            rows = self.slurm.nodes(details=True)
-            self._tell_unread(frozenset(row.name for row in rows if row.gpus != 0 and row.gpus_used is None))
-            self._leaks.note(rows, taken, now)
-
-    def _tell_unread(self, names: frozenset[NodeName]) -> None:
-        if names != self._unread:
-            self._unread = names
-            if names:
-                log.warning(
-                    "Slurm's word on the used GPUs of %s is not understood: no leak is seen there", fold(names)
-                )
 
     def look(self) -> Snapshot:
         """Return what is to be seen now; probes where there is suspicion, for at most half a second."""
@@ -156,8 +135,6 @@ class Observer:
         self.tense = bool(suspicious)
         self.probe_now(targets(suspicious, before, self.policy))
         nodes = self._probed.seen(before, now)
-        if frozen_storage(nodes, jobs, self.policy):
-            self._frozen_at = now
         lately = self._given_up_lately(nodes)
         return Snapshot(
             jobs=jobs,
@@ -166,7 +143,6 @@ class Observer:
             controller_problem=self.cluster.problem,
             dead_lately=frozenset(name for name, leaf in lately.items() if not leaf),
             leaves_lately=frozenset(leaf for leaf in lately.values() if leaf),
-            thawed_s=None if self._frozen_at is None else now - self._frozen_at,
             sure_s=None if self._doubted_at is None else now - self._doubted_at,
         )
 
@@ -242,7 +218,6 @@ class Observer:
     def acted(self) -> None:
         """Note that an action was begun or ended: what the journal and Slurm say has changed."""
         self.memory.changed()
-        self._leaks.hasten(self.clock.monotonic())
 
     def vanished(self) -> tuple[int, ...]:
         """Return the jobs that Slurm has forgotten and that are silent for long: they ended while we were away."""
@@ -280,7 +255,6 @@ class Observer:
     def _job(self, heard: LauncherHeartbeat, row: JobRow, now: float) -> JobSnapshot:
         beat, age = heard.beat, max(0.0, now - heard.heard_at)
         remembered, known = self.memory.of(heard), self.cluster.nodes
-        again = row.restarts + 1 >= self.policy.most_fruitless
         return JobSnapshot(
             attempt=beat.attempt,
             label=row.label,
@@ -301,14 +275,12 @@ class Observer:
                 if not known or node.name in known
             },
             progress_age_s=None if heard.step is None else max(0.0, now - heard.progressed_at),
-            step_timeout_s=beat.step_timeout_s,
             suspects=remembered.suspects,
             heard=heard.ourselves,
             missed_s=heard.missed_s,
             rescued=remembered.rescued,
             boots=heard.boots,
             told=remembered.told,
-            fruitless=self.memory.fruitless(heard) if again else 0,
         )
 
     def _nodes(
@@ -339,7 +311,6 @@ class Observer:
     def _node(
         self, row: NodeRow, said: AgentReport, boots: BootAges, *, strangers: int, well_s: float, ours: bool
     ) -> NodeSnapshot:
-        since, until, leaked = self._leaks.seen.get(row.name, (0.0, 0.0, 0))
         return NodeSnapshot(
             name=row.name,
             leaf=self._leaves.get(row.name, ""),
@@ -359,8 +330,6 @@ class Observer:
             boot_shown=row.boot_time,
             slurmd_restarted_s=boots.slurmd_restarted_s,
             slurmd_age_s=boots.slurmd_age_s,
-            leaked_gpus=leaked,
-            leaked_s=until - since,
         )
 
     def _find_leaves(self) -> dict[NodeName, str]:

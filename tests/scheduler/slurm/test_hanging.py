@@ -28,7 +28,6 @@ VERBS: dict[str, Callable[[Slurm], object]] = {
     "submit": lambda slurm: slurm.submit(["--wrap", "true"]),
     "requeue": lambda slurm: slurm.requeue(JOB),
     "hold": lambda slurm: slurm.hold(JOB),
-    "hold_waiting": lambda slurm: slurm.hold_waiting(JOB),
     "keep_only": lambda slurm: slurm.keep_only(JOB, ["n0"]),
     "comment": lambda slurm: slurm.comment(1),
     "release": lambda slurm: slurm.release(JOB),

@@ -20,7 +20,6 @@ from deeplink.scheduler.liveness.heartbeats import HeartbeatTable
 from deeplink.scheduler.recovery.evidence import Remedy, Verdict, WatchPolicy
 from deeplink.scheduler.recovery.records import ActionRecord, Beat, IncidentKind, Phase, ProgressPoint
 from deeplink.scheduler.slurm.client import Slurm
-from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.actor import Actor
 from deeplink.scheduler.watch.observer import Observer
 from tests.effort import examples
@@ -110,7 +109,7 @@ def verdict(kind: IncidentKind, remedy: Remedy, node: str = "", *exclude: str) -
     )
 
 
-HUNG = verdict(IncidentKind.RANKS_HUNG, Remedy.RESTART, "", "n1")
+MUTE = verdict(IncidentKind.LAUNCHER_LOST, Remedy.RESTART, "", "n1")
 
 
 @settings(max_examples=examples(25))
@@ -118,7 +117,7 @@ HUNG = verdict(IncidentKind.RANKS_HUNG, Remedy.RESTART, "", "n1")
 def test_a_job_is_requeued_once_and_the_suspect_excluded(deaths: dict[int, str]) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"), excluded="n5")}, deaths=deaths)
     with watchdog(machine) as made:
-        made.act(HUNG)
+        made.act(MUTE)
         job = machine.jobs[17]
         assert (job.state, job.restarts, job.ran) == ("RUNNING", 1, 2)
         assert job.excluded == "n[1,5]"
@@ -190,7 +189,7 @@ def test_a_job_that_went_on_while_the_watchdog_was_away_is_left_alone(
 ) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths={1: "before"})
     made = Watchdog(machine, tmp_path)
-    made.actor.begin(HUNG, None)
+    made.actor.begin(MUTE, None)
     until_killed(made)
     made.clock.sleep(60.0)
     made.start()
@@ -230,35 +229,11 @@ def test_a_launcher_that_was_lost_and_is_heard_again_is_let_be(tmp_path: Path) -
 def test_a_launcher_that_says_the_same_as_before_is_helped_after_all(tmp_path: Path) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths={1: "before"})
     made = Watchdog(machine, tmp_path)
-    made.actor.begin(HUNG, None)
+    made.actor.begin(verdict(IncidentKind.JOB_STRANDED, Remedy.RESTART, "", "n1"), None)
     until_killed(made)
     made.start()
     for _ in range(40):
         made.clock.sleep(0.5)
-        made.beat()
+        made.beat(phase=Phase.STRANDED)
         made.actor.work()
     assert machine.jobs[17].restarts == 1
-
-
-def test_a_job_let_go_by_its_user_while_the_watchdog_was_away_is_not_held_again(tmp_path: Path) -> None:
-    machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths={2: "after"})  # held, and killed
-    made = Watchdog(machine, tmp_path)
-    made.actor.begin(verdict(IncidentKind.APPLICATION_FAILED, Remedy.HOLD), None)
-    until_killed(made)
-    assert JobState.PENDING in (Slurm(machine).job(17).state for _ in range(10))
-    machine(["scontrol", "release", "17"])
-    made.start()
-    made.act()
-    assert (machine.jobs[17].state, machine.jobs[17].ran) == ("RUNNING", 2)
-    assert sum("requeuehold" in order for order in machine.orders) == 1
-
-
-@settings(max_examples=examples(25))
-@given(deaths=DEATHS)
-def test_a_job_is_held_once_with_its_reason(deaths: dict[int, str]) -> None:
-    machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths=deaths)
-    with watchdog(machine) as made:
-        made.act(verdict(IncidentKind.APPLICATION_FAILED, Remedy.HOLD))
-        job = machine.jobs[17]
-        assert (job.state, job.reason, job.ran) == ("PENDING", "job requeued in held state", 1)
-        assert job.comment == "deeplink: 17.0.0-application-failed: seen"

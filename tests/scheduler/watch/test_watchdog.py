@@ -267,19 +267,6 @@ def test_an_open_incident_of_an_odd_name_stops_no_watchdog(bench: Bench) -> None
     assert [one.outcome for one in bench.journal.incidents()] == [IncidentOutcome.OPEN]
 
 
-def test_gpus_that_leaked_are_counted_and_told_with_their_cure(bench: Bench) -> None:
-    bench.cluster.gpus_used = {"n0": 4, "n3": 2}  # n0 has the job
-    calm(bench, 180)
-    (leaked,) = bench.journal.incidents(kind="gres-leaked")
-    assert "n3" in leaked.evidence
-    assert "n0" not in leaked.evidence
-    assert "scontrol reconfigure" in leaked.evidence
-    assert bench.cluster.asked == []
-    bench.cluster.gpus_used["n3"] = 0
-    calm(bench, 60)
-    assert [one.outcome for one in bench.journal.incidents(kind="gres-leaked")] == [IncidentOutcome.RECOVERED]
-
-
 def lead(bench: Bench, journal: Path, rounds: int = 1, *, killed: bool = False) -> None:
     """Come up as after a kill, and lead for so many rounds."""
     left = iter(range(1, rounds))
