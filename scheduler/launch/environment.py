@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 from deeplink.core.digest_file import BY_FILE, leave
 from deeplink.core.publish import write_text
 from deeplink.core.types import Attempt, Member, NodeName, format_members
+from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.container import Container
-from deeplink.scheduler.launch.errors import LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

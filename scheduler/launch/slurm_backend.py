@@ -14,7 +14,14 @@ from typing_extensions import override
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.launch.agent_monitor import CONNECT_S
-from deeplink.scheduler.launch.backend import Backend, JobStatus, NodesStatus, ports_for
+from deeplink.scheduler.launch.backend import (
+    Backend,
+    JobStatus,
+    LaunchError,
+    NodesStatus,
+    NoSlurmdError,
+    ports_for,
+)
 from deeplink.scheduler.launch.container import PYXIS, pyxis_options
 from deeplink.scheduler.launch.environment import (
     LAUNCH_VARIABLE,
@@ -23,7 +30,6 @@ from deeplink.scheduler.launch.environment import (
     leave_launch,
     leave_seats,
 )
-from deeplink.scheduler.launch.errors import LaunchError, NoSlurmdError
 from deeplink.scheduler.launch.launch_spec import Granted, gpu_options, granted_by
 from deeplink.scheduler.launch.process import python_command
 from deeplink.scheduler.launch.srun import OwnStep, SlurmAgents, SlurmRanks, StepIds, step_environment

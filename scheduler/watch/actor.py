@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.journal.journal import JournalError
 from deeplink.scheduler.recovery.evidence import TAG, Remedy
-from deeplink.scheduler.recovery.exclusions import bounded, release_changes, required_without, still_suspected
 from deeplink.scheduler.recovery.records import Action, ActionRecord, IncidentKind, Phase
 from deeplink.scheduler.recovery.recovery_steps import (
     RELAX_S,
     ActionFacts,
     RecoveryStep,
+    bounded,
     comment_of,
     next_command,
+    release_changes,
+    required_without,
+    still_suspected,
 )
 from deeplink.scheduler.slurm.client import JobVanishedError, NodeOrder
 from deeplink.scheduler.slurm.command import CommandError, is_unanswered
