@@ -87,6 +87,9 @@ class Observer:
         self._probed = ProbeHistory(prober=prober, clock=clock)
         self._boots, self._wellness = BootHistory(), HealthHistory()
         self._doubted_at: float | None = None
+        self.unheard = False  # no launcher is heard, and that may be us, though nothing else speaks for it
+        self._looked = float("-inf")
+        self._deaf: dict[int, tuple[float, float]] = {}
         self._leaves: dict[NodeName, str] = {}
         self._leaves_at = float("-inf")
         self._port = 0
@@ -118,14 +121,18 @@ class Observer:
         now = self.clock.monotonic()
         if self.doubted:
             self._doubted_at = now
+        lasted_s = now - self._looked if self.doubted or self.unheard else 0.0
+        self._looked = now
         heard = [
             (one, self.cluster.jobs[JobId(one.beat.attempt.job)])
             for one in self.heartbeats.all()
             if self._ours(one)
         ]
         heard.sort(key=lambda one: one[0].beat.attempt.job)  # the same order each time: the first one names things
-        self.memory.forget({one.beat.attempt.job for one, _ in heard})
-        jobs = tuple(self._job(one, row, now) for one, row in heard)
+        known = {one.beat.attempt.job for one, _ in heard}
+        self.memory.forget(known)
+        self._deaf = {job: deaf for job, deaf in self._deaf.items() if job in known}
+        jobs = tuple(self._job(one, row, now, lasted_s) for one, row in heard)
         said = words(
             self.heartbeats.attended(), ((one, frozenset(row.nodes)) for one, row in heard), now, self.policy
         )
@@ -225,17 +232,15 @@ class Observer:
         silent = [heard.beat.attempt.job for heard in self.heartbeats.all() if now - heard.heard_at > FORGOTTEN_S]
         return () if self.cluster.problem else tuple(job for job in silent if JobId(job) not in self.cluster.jobs)
 
-    def doubt(self, now: float, *, network: bool) -> None:
-        """Note that we doubt ourselves at this moment, monotonic; `network`: our own network."""
+    def doubt(self, *, network: bool) -> None:
+        """Note that we doubt ourselves; `network`: our own network."""
         self.doubted, self._cut_off = True, self._cut_off or network
-        self.heartbeats.deafen(now)
 
     def trust(self) -> None:
         """Note that we trust ourselves again. Probes made over a network in doubt say nothing."""
         if self._cut_off:
             self._probed.forget()
         self.doubted = self._cut_off = False
-        self.heartbeats.trust(self.clock.monotonic())
 
     def forgive(self) -> None:
         """Forget every unbroken row: it was we who were away."""
@@ -252,7 +257,15 @@ class Observer:
         row = self.cluster.jobs.get(JobId(heard.beat.attempt.job))
         return row is not None and (not heard.beat.user or row.user == heard.beat.user)
 
-    def _job(self, heard: LauncherHeartbeat, row: JobRow, now: float) -> JobSnapshot:
+    def _deaf_s(self, heard: LauncherHeartbeat, now: float, lasted_s: float) -> float:
+        """Return for how long since its newest heartbeat we may have been deaf."""
+        job, since = heard.beat.attempt.job, heard.heard_at
+        before = self._deaf.get(job, (since, 0.0))
+        deaf_s = (before[1] if before[0] == since else 0.0) + min(lasted_s, max(0.0, now - since))
+        self._deaf[job] = (since, deaf_s)
+        return deaf_s
+
+    def _job(self, heard: LauncherHeartbeat, row: JobRow, now: float, lasted_s: float) -> JobSnapshot:
         beat, age = heard.beat, max(0.0, now - heard.heard_at)
         remembered, known = self.memory.of(heard), self.cluster.nodes
         return JobSnapshot(
@@ -268,7 +281,7 @@ class Observer:
             spares=beat.spares,
             batch_host=row.batch_host,
             beat_age_s=age,
-            deaf_s=min(age, self.heartbeats.deaf_s(heard.heard_at, now)),
+            deaf_s=self._deaf_s(heard, now, lasted_s),
             agents_silent={
                 node.name: node.silent_s + (age if node.silent_s >= self.policy.tense_agent_s else 0.0)
                 for node in beat.node_beats
