@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import JobId, NodeName
 from deeplink.scheduler.slurm import command
-from deeplink.scheduler.slurm.nodeset import fold, unfold
+from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.parse import (
     JOB_FIELDS,
     PLACE_FORMAT,
@@ -177,11 +177,6 @@ class Slurm:
         return parse_jobs(
             self.run(["squeue", "-h", "-a", "-r", "--states=all", "-O", layout, *selection]), separator
         )
-
-    def excluded_nodes(self, job: int) -> tuple[NodeName, ...]:
-        """Return the nodes the job is not to run on (its user's `--exclude`, and what we added)."""
-        found = self.columns(job, ["%x"])
-        return unfold(found[0].strip()) if found else ()
 
     def place(self, job: int) -> JobPlace:
         """Return where a job may run."""

@@ -136,7 +136,7 @@ def test_what_the_watchdog_does_for_one_task_leaves_the_others_alone(
         until(lambda: tasks.row(task).state is JobState.RUNNING, LIMIT_S, watch.said)
         assert tasks.rest(task) == before, NEITHER
         assert f"requeue job {tasks.job.id}_{task}" in watch.said() or fault != "stranded"
-        excluded = [Slurm(watch.cluster.runner()).excluded_nodes(one.id) for one in before]
+        excluded = [Slurm(watch.cluster.runner()).place(one.id).excluded for one in before]
         assert excluded == [(), ()], NEITHER
 
 
@@ -168,7 +168,7 @@ ACTIONS: dict[str, tuple[Callable[[Slurm, JobRow], None], Callable[[Slurm, JobRo
         lambda slurm, row: slurm.comment_job(row.address, "ours"),
         lambda slurm, row: slurm.comment(row.id) == "ours",
     ),
-    "update": (_exclude, lambda slurm, row: slurm.excluded_nodes(row.id) == ("n7",)),
+    "update": (_exclude, lambda slurm, row: slurm.place(row.id).excluded == ("n7",)),
     "keep_only": (
         lambda slurm, row: slurm.keep_only(row.address, [row.batch_host or ""]),
         lambda slurm, row: len(slurm.job(row.id).nodes) == 1,
@@ -203,7 +203,7 @@ def test_each_action_changes_one_task(sandbox: Sandbox, action: str, task: str) 
         until(lambda: done(slurm, tasks.row(task)), LIMIT_S, tasks.job.told)
         assert tasks.rest(task) == before, NEITHER
         assert tasks.comments(task) == ["", ""]
-        assert [slurm.excluded_nodes(row.id) for row in before] == [(), ()]
+        assert [slurm.place(row.id).excluded for row in before] == [(), ()]
         assert all(f"own-{row.label.partition('_')[2]}" in slurm.steps(row.id) for row in before)
     finally:
         tasks.cancel()

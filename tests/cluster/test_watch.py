@@ -179,7 +179,7 @@ def test_a_node_that_dies_without_a_spare_is_drained_and_its_job_runs_elsewhere(
         incident = await_recovered(watch, job)
         assert (incident.node, incident.action) == (victim, "drain-down")
         assert incident.began_unix <= incident.detected_unix <= incident.acted_unix <= incident.recovered_unix
-        excluded = Slurm(watch.cluster.runner()).excluded_nodes(job.id)
+        excluded = Slurm(watch.cluster.runner()).place(job.id).excluded
         assert "n7" in excluded, "the user's own exclusion stays"
         gpus = [row.gpus_used for row in Slurm(watch.cluster.runner()).nodes(details=True)]
         assert sum(bool(count) for count in gpus) == 4, f"the GPUs of one job of four nodes, no more: {gpus}"

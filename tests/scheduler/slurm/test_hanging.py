@@ -18,7 +18,6 @@ JOB = JobAddress.of_label("1")
 VERBS: dict[str, Callable[[Slurm], object]] = {
     "jobs": lambda slurm: slurm.jobs(),
     "job": lambda slurm: slurm.job(1),
-    "excluded_nodes": lambda slurm: slurm.excluded_nodes(1),
     "columns": lambda slurm: slurm.columns(1, ["%k"]),
     "place": lambda slurm: slurm.place(1),
     "partition_nodes": lambda slurm: slurm.partition_nodes(["main"]),

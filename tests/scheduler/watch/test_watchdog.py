@@ -115,6 +115,15 @@ def test_a_watchdog_that_returns_takes_over_what_is_open(bench: Bench) -> None:
     assert [one.outcome for one in sick(bench)] == [IncidentOutcome.RECOVERED]
 
 
+def test_what_an_older_watchdog_left_open_and_no_one_judges_any_more_ends(bench: Bench) -> None:
+    left = Incident(id="cluster-gres-leaked@17", kind="gres-leaked", began_unix=1.0, detected_unix=2.0)
+    bench.journal.record_incident(left)
+    bench.start()
+    bench.daemon.run(lambda _: True)
+    attend(bench, 12)
+    assert [one.outcome for one in bench.journal.incidents(kind="gres-leaked")] == [IncidentOutcome.RECOVERED]
+
+
 @pytest.mark.parametrize(("kernel", "kind"), [("a", "node-cut-off"), ("b", "node-rebooted")])
 def test_of_a_node_that_comes_back_it_is_told_whether_it_had_rebooted(
     bench: Bench, kernel: str, kind: str
