@@ -58,8 +58,7 @@ Options of ours, before the script, or in it as `#DEEPLINK --spares 1`, without 
                             predicted step
   --deeplink-place on|off   whether nodes are hinted at all
   --deeplink-resubmit on|off
-                            whether it may be submitted again, under another id, where nothing else helps it after
-                            a node was lost (docs/watchdog.md) [default: off, or the setting `resubmit`]
+                            without effect: a job restarts under its own id alone (docs/watchdog.md)
 
 \b
 Before the script alone:

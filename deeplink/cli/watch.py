@@ -6,7 +6,6 @@ import signal
 import socket
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -153,10 +152,6 @@ def command(  # noqa: PLR0913 - one parameter for each option
         metrics_bind=metrics_bind,
         channels=channels,
     )
-    if settings.act:
-        from deeplink.ops.waiting_jobs import requeue_hints, resubmitter
-
-        settings = replace(settings, hints=requeue_hints(config), resubmitter=resubmitter(config))
     _lead(settings, speaker(as_json=as_json), _Stop(), once=once)
 
 

@@ -10,7 +10,6 @@ import socket
 import sys
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -26,10 +25,10 @@ from deeplink.scheduler.placement.request import DataResidency
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.job_environment import end_as, run_passing_on, without_outer
 from deeplink.scheduler.slurm.nodeset import unfold
-from deeplink.scheduler.slurm.submission import Submitted, keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from deeplink.core.config import Config
     from deeplink.core.types import NodeName
@@ -80,7 +79,6 @@ class Placed:
     made: HeldDecision
     submission: Submission  # with the hint
     config: Config
-    again: Submitted | None  # what is kept to submit the job again, under another id, where it may be
 
     @property
     def decision(self) -> Decision:
@@ -103,23 +101,15 @@ def placed(
     else:
         trial = _trial(bare, script if piped else "")
         made = make(ask, _means(ask, config, run, trial), dry=request.dry_run)
-    resubmit = config.resubmit if ours.resubmit is None else ours.resubmit
+    if config.resubmit if ours.resubmit is None else ours.resubmit:
+        words = "resubmit has no effect any more: a job restarts under its own id alone; leave it out"
+        click.echo(f"deeplink: {words}", err=True)
     return Placed(
         ask=ask,
         made=made,
         submission=bare.with_options(options_of(made.decision, ask.comment)),
         config=config,
-        again=_again(request, bare, script) if resubmit else None,
     )
-
-
-def _again(request: SbatchLine, bare: Submission, script: str) -> Submitted | None:
-    wrapped = request.says("wrap")
-    if not wrapped and not script:
-        click.echo("deeplink: it will not be submitted again: its script cannot be read", err=True)
-        return None
-    env = {**without_outer(os.environ), **bare.changes}
-    return Submitted(argv=bare.argv, script=None if wrapped else script, cwd=str(Path.cwd()), env=env)
 
 
 def submitted(found: Placed) -> int:
@@ -173,8 +163,6 @@ def _accepted(found: Placed, job: str) -> None:
     )
     try:
         append(job_folder(found.config.state, job), recorded)
-        if found.again is not None:
-            keep(job_folder(found.config.state, job), found.again)
     except OSError as problem:
         where = problem.filename or found.config.state
         words = f"job {job} is submitted; why it was placed so could not be noted: {where}: {problem.strerror}"

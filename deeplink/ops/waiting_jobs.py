@@ -7,10 +7,8 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deeplink.core.clock import SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.ops.submit import TRIAL_S, agreed, machines_of, residency_of, sources_of
-from deeplink.scheduler.jobs.job_view import me
 from deeplink.scheduler.placement.hint.ask import options_for
 from deeplink.scheduler.placement.hint.decide import MachineSpeeds, Trial, trial_of, tried
 from deeplink.scheduler.placement.hint.decision import Why
@@ -18,10 +16,7 @@ from deeplink.scheduler.placement.hint.making import survey, without
 from deeplink.scheduler.placement.hint.planner import MOST_LOG
 from deeplink.scheduler.placement.hint.reconcile import SurveyedCluster
 from deeplink.scheduler.slurm import command
-from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.nodeset import fold, unfold
-from deeplink.scheduler.watch.observer import COMMAND_S
-from deeplink.scheduler.watch.resubmit import QUESTION_S, RequeueHints, Resubmitter, other_user, state_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,20 +93,3 @@ class BackgroundPrefetch:
             self._say(f"job {job}: its nodes are not warmed: {problem}")
             return
         self._say(f"job {job}: {fold(nodes)} bring {', '.join(data)} (process {self._running[-1]}, {self._log})")
-
-
-def requeue_hints(config: Config) -> RequeueHints:
-    """Return what makes hints for jobs of all users whose records can be read here."""
-    quick = command.within(QUESTION_S)
-    return RequeueHints(
-        run=quick,
-        state_of=partial(state_folder, config.state),
-        ground=lambda jobs: surveyed(config, jobs, quick, agreement=lambda: "", trial_s=QUESTION_S),
-        clock=SystemClock(),
-        owner_of=other_user,
-    )
-
-
-def resubmitter(config: Config) -> Resubmitter:
-    """Return what submits our own jobs again that agreed to it."""
-    return Resubmitter(slurm=Slurm(command.within(COMMAND_S)), state=config.state, user=me(), clock=SystemClock())

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from deeplink.core.admission import STRANGERS
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.finding import Severity
+from deeplink.core.publish import leave_members
 from deeplink.core.store_place import SharedStoreError
 from deeplink.core.text import listed
+from deeplink.core.timeouts import LastAnswer
+from deeplink.core.types import format_members
 from deeplink.rpc.channel import allow_descriptors, attempt_to_wire
-from deeplink.scheduler.launch.agent_monitor import ANSWER_S, GAP_S, POLL_S, AgentMonitor
-from deeplink.scheduler.launch.errors import LaunchError, NodesLostError, NoSlurmdError
-from deeplink.scheduler.launch.gather_poll import GatherPoll
-from deeplink.scheduler.launch.member_list import MemberList
+from deeplink.scheduler.launch.agent_monitor import ANSWER_S, GAP_S, POLL_S, AgentMonitor, GatherPoll
+from deeplink.scheduler.launch.backend import LaunchError, NodesLostError, NoSlurmdError
 from deeplink.v1 import node_pb2
 
 if TYPE_CHECKING:
@@ -425,3 +426,46 @@ class AgentRestart:
             stop.start()
         for stop in stops:
             stop.join()
+
+
+# The list of a job's agents, in a file of its folder that is named by its digest.
+
+WRITE_AGAIN_S = 10.0  # after the list could not be written
+
+
+class MemberList:
+    """Writes the list whenever it is another one, in a thread: supervision never waits for the shared folder.
+
+    Heartbeats carry the file's name; an agent that does not know it yet reads it.
+    """
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self._folder, self._clock = folder, clock
+        self._facts: Mapping[NodeName, NodeFacts] = {}
+        self._is_outdated, self._again_at = True, float("-inf")
+        self._written = LastAnswer(self._leave, clock, "deeplink-members")
+
+    def outdated(self) -> None:
+        """The agents are others from here on, or are reached elsewhere."""
+        self._is_outdated = True
+
+    def value(self, facts: Callable[[], Mapping[NodeName, NodeFacts]]) -> str:
+        """Return what stands for the list of these agents; empty while it is not written. Does not wait."""
+        now = self._clock.monotonic()
+        if self._written.is_under_way:
+            return ""
+        if self._is_outdated:
+            self._is_outdated, self._facts = False, facts()
+            self._written = LastAnswer(self._leave, self._clock, "deeplink-members")
+            self._again_at = float("-inf")
+        if self._written.value is None and now >= self._again_at:
+            self._again_at = now + WRITE_AGAIN_S
+            self._written.ask()
+        return self._written.value or ""
+
+    def _leave(self) -> str | None:
+        try:
+            return leave_members(self._folder, format_members(tuple(one.member for one in self._facts.values())))
+        except OSError as problem:
+            log.warning("the agents cannot be told of each other: %s: %s", self._folder, problem)
+            return None

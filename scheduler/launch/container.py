@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.core.publish import BY_FILE
-from deeplink.scheduler.launch.errors import LaunchError
+from deeplink.scheduler.launch.backend import LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from deeplink.core.publish import BY_FILE, leave, write_text
 from deeplink.core.types import Attempt, Member, NodeName, format_members
+from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.container import Container
-from deeplink.scheduler.launch.errors import LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from deeplink.core.text import counted, listed
+from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.environment import DEFAULT, Launch, NodeFacts
-from deeplink.scheduler.launch.errors import LaunchError
 from deeplink.scheduler.slurm.job_environment import is_in_step
 from deeplink.scheduler.slurm.nodeset import in_order, unfold_counts
 from deeplink.scheduler.slurm.sbatch_options import SRUN

@@ -18,9 +18,8 @@ from typing_extensions import override
 
 from deeplink.core.private import private_folder
 from deeplink.core.types import NodeName
-from deeplink.scheduler.launch.backend import AgentStep, Backend, RankStep, ports_for
+from deeplink.scheduler.launch.backend import AgentStep, Backend, LaunchError, RankStep, ports_for
 from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts, leave_launch
-from deeplink.scheduler.launch.errors import LaunchError
 from deeplink.scheduler.launch.launch_spec import Granted
 from deeplink.scheduler.launch.process import AgentProcesses, end_all, python_command
 from deeplink.scheduler.recovery.rank_failure import Failed

@@ -20,7 +20,7 @@ from typing_extensions import override
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.tcp import connect_all
 from deeplink.core.text import counted, listed
-from deeplink.scheduler.launch.errors import LaunchError
+from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.topology.graph import Fabric, fabric_from_addresses, fabric_of, failure_domains, natural
 
 if TYPE_CHECKING:

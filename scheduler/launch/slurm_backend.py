@@ -14,7 +14,14 @@ from typing_extensions import override
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.launch.agent_monitor import CONNECT_S
-from deeplink.scheduler.launch.backend import Backend, JobStatus, NodesStatus, ports_for
+from deeplink.scheduler.launch.backend import (
+    Backend,
+    JobStatus,
+    LaunchError,
+    NodesStatus,
+    NoSlurmdError,
+    ports_for,
+)
 from deeplink.scheduler.launch.container import PYXIS, pyxis_options
 from deeplink.scheduler.launch.environment import (
     LAUNCH_VARIABLE,
@@ -23,13 +30,12 @@ from deeplink.scheduler.launch.environment import (
     leave_launch,
     leave_seats,
 )
-from deeplink.scheduler.launch.errors import LaunchError, NoSlurmdError
 from deeplink.scheduler.launch.launch_spec import Granted, gpu_options, granted_by
 from deeplink.scheduler.launch.process import python_command
 from deeplink.scheduler.launch.srun import OwnStep, SlurmAgents, SlurmRanks, StepIds, step_environment
 from deeplink.scheduler.liveness.probe import TcpProber, slurmd_port
 from deeplink.scheduler.recovery.evidence import TAG, ProbeResult
-from deeplink.scheduler.recovery.resubmission import comment_of, with_our_comment
+from deeplink.scheduler.recovery.recovery_steps import comment_of, with_our_comment
 from deeplink.scheduler.slurm.client import Slurm, standing
 from deeplink.scheduler.slurm.command import finish, is_unanswered, real_program
 from deeplink.scheduler.slurm.job_environment import is_in_step, not_contradicted

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.launch.errors import LaunchError
+from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.slurm.job_environment import is_in_step
 from deeplink.scheduler.slurm.nodeset import NodeSetError, in_order, unfold, unfold_counts
 from deeplink.scheduler.slurm.sbatch_options import SRUN, CommandLine, Grammar, names

@@ -196,6 +196,7 @@ class Supervisor:
         active, spares = running.layout.active, self._spares(running)
         silence, rebooted = self._agents.silence(), self._rebooted()
         late = self._hangs.look()
+        is_doubtful = any(silence[node].answer_s >= self._policy.silence_s for node in (*active, *spares))
         seen = AttemptEvidence(
             active=active,
             spares=spares,
@@ -211,6 +212,7 @@ class Supervisor:
             suspects=late.suspects,
             health=self._agents.health(),
             unix=self._agents.unix(),
+            taken=self._nodes.tick().taken if is_doubtful else (),
             fewest=self._spec.fewest,
             tried=self._history.tried(now),
         )

@@ -6,7 +6,6 @@ What cannot be kept is refused as it is read. The table is filled by the watchdo
 from __future__ import annotations
 
 import threading
-from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.recovery.evidence import WatchPolicy
     from deeplink.scheduler.recovery.records import AttemptRecord, JobRecord
 
-MOST_SPANS = 64
 MOST_JOBS = 10_000
 MOST_NODES = 16_384
 KEEP_S = 30.0  # what a standing agent says again and again is written down no more often than this
@@ -151,44 +149,6 @@ def _check_findings(message: watch_pb2.NodeBeat | watch_pb2.AttendRequest) -> No
 # The newest heartbeats.
 
 
-class WatchdogOutages:
-    """The newest spans in which we doubted ourselves. Times are monotonic seconds.
-
-    Who is heard meanwhile does not end one: that a few are heard says nothing of the others.
-    """
-
-    def __init__(self) -> None:
-        self._spans: deque[tuple[float, float]] = deque(maxlen=MOST_SPANS)
-        self._lasts = False
-
-    def note(self, now: float) -> None:
-        """It may be that no one can be heard at this moment, nor since the one before, unless that was the end."""
-        ended = self._spans[-1][1] if self._spans else now
-        began = self._spans.pop()[0] if self._lasts else max(ended, now)
-        self._spans.append((began, max(ended, now)))
-        self._lasts = True
-
-    def end(self, now: float) -> None:
-        """It lasted until now."""
-        if self._lasts:
-            self.note(now)
-        self._lasts = False
-
-    def within(self, since: float, now: float) -> float:
-        """Return for how many seconds between two moments it may be that nobody could be heard.
-
-        >>> deaf = WatchdogOutages()
-        >>> for second in (10.0, 15.0):
-        ...     deaf.note(second)
-        >>> deaf.end(20.0)
-        >>> for second in (19.0, 31.0):
-        ...     deaf.note(second)
-        >>> deaf.within(11.5, 43.0), deaf.within(0.0, 5.0)
-        (19.5, 0.0)
-        """
-        return sum(max(0.0, min(ended, now) - max(began, since)) for began, ended in self._spans)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherHeartbeat:
     """The newest heartbeat of one job."""
@@ -224,22 +184,6 @@ class HeartbeatTable:
         self._lock = threading.Lock()
         self._heard: dict[int, LauncherHeartbeat] = {}
         self._attended: dict[NodeName, AgentHeartbeat] = {}
-        self._deaf = WatchdogOutages()
-
-    def deafen(self, now: float) -> None:
-        """Note that at this moment it may be we who hear no one."""
-        with self._lock:
-            self._deaf.note(now)
-
-    def trust(self, now: float) -> None:
-        """Note that we hear again, from this moment on."""
-        with self._lock:
-            self._deaf.end(now)
-
-    def deaf_s(self, since: float, now: float) -> float:
-        """Return for how many seconds between two moments it may have been we who heard no one."""
-        with self._lock:
-            return self._deaf.within(since, now)
 
     def hear(self, beat: Beat, now: float, *, kept: bool = True) -> bool:
         """Record a heartbeat; False if a newer attempt of its job, or a newer heartbeat, was heard."""

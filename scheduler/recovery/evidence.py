@@ -55,7 +55,6 @@ class WatchPolicy:
     tense_agent_s: float = 0.6  # an agent silent for so long makes us probe
     tense_beat_s: float = 2.2  # a launcher silent for so long makes us probe
     launcher_lost_s: float = 20.0  # a launcher silent for so long, though all its nodes answer, is lost
-    hang_grace_s: float = 3.0  # past the job's own step timeout we wait this long for its launcher to act
     # The brakes: so many are believed; a tenth of the nodes, or jobs, if that is more.
     most_dead: int = 2  # within `brake_window_s`
     most_lost: int = 2  # launchers at once whose hosts are there
@@ -71,8 +70,6 @@ class WatchPolicy:
     starved_s: float = 30.0  # agents that are silent while ranks start are, for so long, only starved
     patience_s: float = 60.0  # so long is nothing done about a job all of whose agents are silent at once
     help_itself_s: float = 5.0  # so long may a launcher take to begin its recovery from a known loss
-    most_fruitless: int = 3  # so many starts that failed by themselves without one new step, and the job is held
-    leak_s: float = 60.0  # GPUs counted as used on a node without a job for so long have leaked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +99,6 @@ class NodeSnapshot:
     boot_shown: str = ""  # its boot time, as Slurm prints it; empty where it prints none
     slurmd_restarted_s: float | None = None  # since Slurm showed that its slurmd was started again
     slurmd_age_s: float | None = None  # since its slurmd was started, by its own clock; None: unknown, or to come
-    leaked_gpus: int = 0  # GPUs that Slurm counts as used on it though it has no job
-    leaked_s: float = 0.0  # for how long
 
     @property
     def of_leaf(self) -> bool:
@@ -144,14 +139,12 @@ class JobSnapshot:
     # For how long its launcher has surely missed which node's agent: the heartbeat's age is added.
     agents_silent: Mapping[NodeName, float] = field(default_factory=dict)
     progress_age_s: float | None = None  # since a rank reported a new step; None: none did in this attempt
-    step_timeout_s: float = 0.0  # the job's own limit on that; 0: not watched
     suspects: tuple[NodeName, ...] = ()  # nodes its launcher blamed in incidents of this attempt
     heard: bool = True  # we ourselves have heard it since we began, or came back
     missed_s: float = 0.0  # for how long it had not been heard when we came back; 0 where it has been heard since
     rescued: bool = False  # an incident of this job is open: it did not go back into the queue by its user's will
     boots: Mapping[NodeName, str] = field(default_factory=dict)  # kernels of its nodes as this attempt began
     told: frozenset[str] = frozenset()  # kinds of the incidents on record for this attempt that have not recovered
-    fruitless: int = 0  # starts in a row, the newest among them, that failed by themselves without a new step
     deaf_s: float = 0.0  # for how much of that time it may have been we who heard no one
     label: str = ""  # what the job is called, `12_3` for a task of an array
     running: bool = field(init=False)  # Slurm runs the very attempt whose heartbeats we have
@@ -189,7 +182,6 @@ class Snapshot:
     controller_problem: str = ""  # why not, for people
     dead_lately: frozenset[NodeName] = frozenset()  # called dead within the brake's window, but for a leaf's
     leaves_lately: frozenset[str] = frozenset()  # leaves given up within the brake's window
-    thawed_s: float | None = None  # since the shared storage was last seen frozen; None when it never was
     sure_s: float | None = None  # since we last doubted ourselves; None when we never did
 
 
@@ -217,12 +209,10 @@ def long_mute(mute: Iterable[JobSnapshot]) -> bool:
 def _tense(job: JobSnapshot, policy: WatchPolicy) -> bool:
     if job.silent_s > FORGOTTEN_S:
         return False
-    limit = job.step_timeout_s
     return (
         job.phase is Phase.STRANDED
         or job.beat_age_s >= policy.tense_beat_s
         or any(silent >= policy.tense_agent_s for silent in job.agents_silent.values())
-        or (limit > 0 and job.progress_age_s is not None and job.progress_age_s >= 0.8 * limit)
     )
 
 
@@ -273,7 +263,6 @@ class Remedy(StrEnum):
 
     NOTHING = "nothing"
     COMMENT = "comment"  # on the node, for people: its work goes on, and it gets more
-    HOLD = "hold"  # the job, with the reason: started again it would fail again
     DRAIN = "drain"
     DRAIN_DOWN = "drain-down"
     RESTART = "restart"
@@ -286,7 +275,7 @@ PASSING = frozenset(
         IncidentKind.SLURMD_LOST,
         IncidentKind.STORAGE_FROZEN,
         IncidentKind.AGENTS_SILENT,
-        IncidentKind.GRES_LEAKED,
+        IncidentKind.GRES_LEAKED,  # of an older watchdog's: over as soon as one of today looks
         IncidentKind.SWITCH_SUSPECT,
     }
 )

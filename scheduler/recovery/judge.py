@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.core.text import counted, listed
+from deeplink.core.text import listed
 from deeplink.scheduler.recovery.evidence import (
     MOUNT,
     ProbeResult,
@@ -40,7 +40,7 @@ from deeplink.scheduler.recovery.node_rules import (
     waits_for,
 )
 from deeplink.scheduler.recovery.records import IncidentKind, Phase
-from deeplink.scheduler.slurm.states import HELD, LAUNCH_FAILED, JobState
+from deeplink.scheduler.slurm.states import LAUNCH_FAILED, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.recovery.evidence import JobSnapshot, NodeSnapshot, Snapshot, WatchPolicy
 
 _DEAF = "no heartbeats from any of {} launchers, though some of their hosts respond: check our port and token"
-_FRUITLESS = "{} starts in a row failed by themselves, without a new step: the application"
 _NODE_LOSS = (Remedy.NOTHING, Remedy.DRAIN, Remedy.DRAIN_DOWN)
 _JOB_LOSS = (Remedy.NOTHING, Remedy.RESTART)
 
@@ -65,13 +64,10 @@ TABLE: tuple[tuple[str, IncidentKind, tuple[Remedy, ...]], ...] = (
     ("the launcher has no way on, or waits for the lost", IncidentKind.JOB_STRANDED, _JOB_LOSS),
     ("the launcher not heard, every node answers", IncidentKind.LAUNCHER_LOST, _JOB_LOSS),
     ("another kernel since the agent fell silent", IncidentKind.NODE_REBOOTED, _JOB_LOSS),
-    ("no step past the job's limit, everything answers", IncidentKind.RANKS_HUNG, _JOB_LOSS),
     ("requeued by Slurm for an incident, and held", IncidentKind.REQUEUE_HELD, _JOB_LOSS),
-    ("starts in a row without a new step", IncidentKind.APPLICATION_FAILED, (Remedy.HOLD,)),
     ("Slurm ended it: preempted", IncidentKind.PREEMPTED, (Remedy.NOTHING,)),
     ("Slurm ended it: its time was up", IncidentKind.TIME_LIMIT, (Remedy.NOTHING,)),
     ("Slurm ended it: memory", IncidentKind.OUT_OF_MEMORY, (Remedy.NOTHING,)),
-    ("GPUs counted as used on idle nodes", IncidentKind.GRES_LEAKED, (Remedy.NOTHING,)),
     ("a node that we drained answers and is well", IncidentKind.NODE_BACK, (Remedy.RESUME,)),
 )
 BOOT_SEEN_S = 5.0  # we may have read of a boot so long before Slurm ended the agents for it
@@ -105,7 +101,6 @@ def judge(snapshot: Snapshot, policy: WatchPolicy) -> tuple[Verdict, ...]:
         *sick_nodes(snapshot, policy, lost, storage_frozen=around.storage_frozen),
         *([] if held else [each for job in snapshot.jobs for each in about_job(job, snapshot, policy, around)]),
         *endings(snapshot),
-        *leaked_gpus(snapshot, policy),
         *([] if held else returning(snapshot, policy)),
     )
 
@@ -279,7 +274,7 @@ def about_job(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy, around:
     dead = dead or tuple([name for name in job.rank_nodes if name in snapshot.nodes and snapshot.nodes[name].down])
     if not dead and (around.storage_frozen or be_patient(job, snapshot, policy)):
         return []  # on every other node it would be the same
-    verdict = _needs_restart(job, snapshot, policy, around, dead) or _hung(job, snapshot, policy, dead)
+    verdict = _needs_restart(job, snapshot, policy, around, dead)
     return [verdict] if verdict else []
 
 
@@ -287,8 +282,6 @@ def _in_queue(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> Verd
     """Return what is to be done about a job that Slurm has put back into its queue; None when nothing is."""
     if job.state is not JobState.PENDING or job.restarts <= job.attempt.restart or job.phase is Phase.SUCCEEDED:
         return None
-    if job.fruitless >= policy.most_fruitless and not job.reason.startswith(HELD):
-        return _hold(job, f"Slurm is to start it again ({job.reason or 'no reason given'})")
     if job.reason not in {"BeginTime", "", LAUNCH_FAILED}:
         return None
     # Requeued because of what went wrong, not by its user, and made to wait for the hold's end.
@@ -388,37 +381,6 @@ def _suspects(job: JobSnapshot, policy: WatchPolicy) -> tuple[NodeName, ...]:
     return tuple(sorted(missed(job, policy) | set(job.suspects)))
 
 
-def _hung(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy, dead: tuple[NodeName, ...]) -> Verdict | None:
-    age, limit = job.progress_age_s, job.step_timeout_s
-    heard = job.beat_age_s < policy.tense_beat_s and not missed(job, policy)
-    if job.phase is not Phase.RUNNING or not heard or dead or age is None or limit <= 0:
-        return None
-    if snapshot.thawed_s is not None:
-        age = min(age, snapshot.thawed_s)  # what stood still with the storage has its time again
-    if age < limit + policy.hang_grace_s:
-        return None
-    why = f"no step for {age:.1f} s (limit {limit:g} s), though its launcher and every node answer"
-    if job.fruitless >= policy.most_fruitless:
-        return _hold(job, why)
-    exclude = _suspects(job, policy) or _elsewhere(job, snapshot)
-    return _restart(job, IncidentKind.RANKS_HUNG, (why,), exclude=exclude, since_s=age)
-
-
-def _elsewhere(job: JobSnapshot, snapshot: Snapshot) -> tuple[NodeName, ...]:
-    """Return the job's nodes if it has room elsewhere: which of them hangs is not known."""
-    free = [node for name, node in snapshot.nodes.items() if node.idle and name not in job.nodes]
-    return job.nodes if len(free) >= len(job.nodes) else ()
-
-
-def _hold(job: JobSnapshot, why: str) -> Verdict:
-    return Verdict(
-        kind=IncidentKind.APPLICATION_FAILED,
-        remedy=Remedy.HOLD,
-        reasons=(_FRUITLESS.format(job.fruitless), why),
-        attempt=job.attempt,
-    )
-
-
 def _restart(
     job: JobSnapshot,
     kind: IncidentKind,
@@ -457,21 +419,10 @@ def endings(snapshot: Snapshot) -> list[Verdict]:
     ]
 
 
-def leaked_gpus(snapshot: Snapshot, policy: WatchPolicy) -> list[Verdict]:
-    """Return that GPUs have leaked, with the cure for an operator to decide on; it is never done from here."""
-    nodes = [node for node in snapshot.nodes.values() if node.leaked_gpus and node.leaked_s >= policy.leak_s]
-    if not nodes:
-        return []
-    gpus, names = counted(sum(node.leaked_gpus for node in nodes), "GPU"), sorted(node.name for node in nodes)
-    why = (f"{gpus} counted as used on idle nodes ({listed(names)})", "`scontrol reconfigure` frees them")
-    since_s = max(node.leaked_s for node in nodes)
-    return [Verdict(kind=IncidentKind.GRES_LEAKED, remedy=Remedy.NOTHING, reasons=why, since_s=since_s)]
-
-
 # What came may pass by itself: is it over?
 
 
-def is_over(kind: IncidentKind, node: NodeName | None, leaf: str, snapshot: Snapshot, policy: WatchPolicy) -> bool:  # noqa: PLR0911 - one for each kind
+def is_over(kind: IncidentKind, node: NodeName | None, leaf: str, snapshot: Snapshot, policy: WatchPolicy) -> bool:
     """Whether what was judged before, and is not judged now, is seen to be over; not seen is not over."""
     there = snapshot.nodes.get(node) if node else None
     if node and there is None:
@@ -483,8 +434,6 @@ def is_over(kind: IncidentKind, node: NodeName | None, leaf: str, snapshot: Snap
             return there is not None and not there.down and _has_slurmd(there)
         case IncidentKind.STORAGE_FROZEN:
             return any(_tells(one, policy) for one in snapshot.nodes.values()) or bool(snapshot.jobs)
-        case IncidentKind.GRES_LEAKED:
-            return not any(one.leaked_gpus for one in snapshot.nodes.values())
         case IncidentKind.SWITCH_SUSPECT:
             below = [one for one in snapshot.nodes.values() if one.leaf == leaf]
             return all(_has_slurmd(one) and not one.down and not one.of_leaf for one in below)

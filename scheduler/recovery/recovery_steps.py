@@ -8,33 +8,75 @@ twice once Slurm shows that it has worked.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from deeplink.core.finding import Severity
+from deeplink.core.text import printable
 from deeplink.scheduler.recovery.evidence import TAG, Remedy
 from deeplink.scheduler.recovery.records import IncidentKind
-from deeplink.scheduler.recovery.resubmission import left_for, ours_in_comment, with_our_comment
+from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.parse import OF_A_WHOLE
-from deeplink.scheduler.slurm.states import HELD, LAUNCH_FAILED, JobState
+from deeplink.scheduler.slurm.states import LAUNCH_FAILED, JobState
 
 if TYPE_CHECKING:
-    from deeplink.core.types import Attempt, NodeName
-    from deeplink.scheduler.recovery.records import ActionRecord
-    from deeplink.scheduler.slurm.parse import JobRow, NodeRow
+    from collections.abc import Iterable, Mapping
+    from collections.abc import Set as AbstractSet
+
+    from deeplink.core.types import NodeName
+    from deeplink.scheduler.recovery.records import ActionRecord, NodeRecord
+    from deeplink.scheduler.slurm.parse import JobPlace, JobRow, NodeRow
 
 SETTLE_S = 10.0  # a command that shows no effect for so long is sent again (it was lost, or its sender was killed)
 NEXT_SECOND_S = 1.1
 """A job that is started again in the second in which its last run was ended, on a node of that run, is lost:
 slurmd has revoked what was signed up to that second ("Killing non-startable batch job: Job credential revoked",
 measured with 22.05)."""
-RESUBMITTED = "resubmitted as job"  # so begins the result of an action that ended in another job
 RELAX_S = 15.0  # a job that waits in the queue for so long after its release may use the nodes we excluded again
 LONGEST_S = 600.0  # an action that has not ended after so long is given up; the next verdict may begin another
 LISTEN_S = 3.0
 """Whoever takes up the intent of a watchdog that was killed, or stopped, first hears the launcher for so long: it
 may have helped itself meanwhile."""
 WELL_S = 30.0  # that a node is well again is true for so long; then it is to be seen again
+
+
+# Our part of a comment in Slurm: on a job, on a node.
+
+LONGEST_COMMENT = 200  # characters of ours: squeue and sinfo print a comment on one line
+_JOINT = " | "
+_OURS = re.compile(rf"(?:^|{re.escape(_JOINT)}){re.escape(TAG)}.*\Z", re.DOTALL)
+
+
+def comment_of(text: str) -> str:
+    r"""Return a text as it can stand in a comment: one line, not too long.
+
+    >>> comment_of("two\nlines")
+    'two lines'
+    """
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= LONGEST_COMMENT else f"{line[: LONGEST_COMMENT - 3]}..."
+
+
+def ours_in_comment(comment: str) -> str:
+    """Return what of a comment is ours; empty where nothing is.
+
+    >>> ours_in_comment("mine | deeplink: held"), ours_in_comment("of deeplink: I know nothing")
+    ('deeplink: held', '')
+    """
+    found = _OURS.search(comment)
+    return found[0].removeprefix(_JOINT) if found else ""
+
+
+def with_our_comment(comment: str, ours: str) -> str:
+    """Return a comment with our words behind those of others, in place of what we said before.
+
+    >>> with_our_comment("mine | deeplink: old", "deeplink: new"), with_our_comment("", "deeplink: new")
+    ('mine | deeplink: new', 'deeplink: new')
+    """
+    theirs = _OURS.sub("", comment)
+    return _JOINT.join(filter(None, (theirs, ours)))
 
 
 class RecoveryStep(Enum):
@@ -44,18 +86,10 @@ class RecoveryStep(Enum):
     DRAIN = "drain"
     DOWN = "down"
     RESUME = "resume"
-    EXPLAIN = "explain"  # in the job's own comment
-    HOLD = "hold"
-    REQUEUE_HOLD = "requeue and hold"
     DROP_NODES = "drop nodes"  # what is dead, out of the job's allocation
     REQUEUE = "requeue"
     RELEASE = "release"
     RELAX = "relax"
-    SUBMIT = "submit anew"  # held, in place of the job
-    HAND_OVER = "hand over"  # to its replacement: from here on the job is to be cancelled
-    CANCEL = "cancel"
-    LET_GO = "let go"  # the replacement
-    CANCEL_REPLACEMENT = "cancel replacement"
     WAIT = "wait"
     DONE = "done"
     GIVE_UP = "give up"
@@ -74,11 +108,8 @@ class ActionFacts:
     refused: frozenset[RecoveryStep] = frozenset()  # commands that Slurm refused, and would refuse again
     returned_s: float = math.inf  # since we took the action up; inf: we began it, and were there all the time
     goes_on: bool = False  # the launcher has told us since that its job goes on: it needs no help any more
-    comment: str | None = None  # of the job, as it is; None when it was not asked for
     given_up: bool = False  # the unreachable nodes are those that the verdict calls dead, silent for long enough
     being_downed: bool = False  # an action of ours is about to set one of them down
-    may_resubmit: bool = False  # the job may be submitted again, which helps it sooner than Slurm does
-    replacement: JobRow | None = None  # the job that was submitted in place of this one
     excluded_is_silent: bool = False  # and Slurm would start the job on it all the same
     kept_off: bool = False  # nodes that we exclude are on record, of this restart or of an earlier one
     waits_s: float = math.inf  # for how long we have seen the job wait in the queue, at least
@@ -103,9 +134,10 @@ def _give(step: RecoveryStep, facts: ActionFacts, why: str = "") -> NextCommand:
 
 def next_command(action: ActionRecord, facts: ActionFacts) -> NextCommand:  # noqa: PLR0911 - one return for each remedy
     """Return the next step of an action; WAIT when only time can help."""
-    remedy = Remedy(action.remedy)
-    if remedy is Remedy.RESTART and (promised := _replacement_step(action, facts)):
-        return promised
+    try:
+        remedy = Remedy(action.remedy)
+    except ValueError:  # of a watchdog of another release that was ended meanwhile
+        return NextCommand(RecoveryStep.GIVE_UP, f"{action.remedy} is not done any more")
     if facts.age_s > LONGEST_S:
         return NextCommand(RecoveryStep.GIVE_UP, f"not done after {LONGEST_S:.0f} s")
     match remedy:
@@ -118,8 +150,6 @@ def next_command(action: ActionRecord, facts: ActionFacts) -> NextCommand:  # no
             return _job_step(action, facts)
         case Remedy.COMMENT:
             return _comment_step(action, facts)
-        case Remedy.HOLD:
-            return _hold_step(action, facts)
         case Remedy.NOTHING:
             return NextCommand(RecoveryStep.DONE, "nothing to do")
 
@@ -141,49 +171,6 @@ def _beyond_help(job: JobRow) -> NextCommand | None:
     if job.state.final:
         return NextCommand(RecoveryStep.DONE, f"the job ended: {job.state.value}")
     return NextCommand(RecoveryStep.GIVE_UP, OF_A_WHOLE) if job.address.is_component else None
-
-
-def _hold_step(action: ActionRecord, facts: ActionFacts) -> NextCommand:  # noqa: PLR0911 - a ladder: one return for each rung
-    job = facts.job
-    if job is None or action.attempt is None:
-        return NextCommand(RecoveryStep.DONE, "Slurm does not know the job any more")
-    if end := _beyond_help(job):
-        return end
-    # The reason comes first: whoever finds the job held finds it there.
-    said = facts.comment is None or with_our_comment(facts.comment, action.reason) == facts.comment
-    if not said and RecoveryStep.EXPLAIN not in facts.refused and RecoveryStep.EXPLAIN not in facts.sent:
-        return NextCommand(RecoveryStep.EXPLAIN)
-    if job.held:
-        return NextCommand(RecoveryStep.DONE, f"held; `scontrol release {job.label}` lets it go")
-    if RecoveryStep.HOLD in facts.refused or RecoveryStep.REQUEUE_HOLD in facts.refused:
-        return NextCommand(RecoveryStep.GIVE_UP, "Slurm refused to hold the job")
-    if job.state is JobState.PENDING:
-        return _give(RecoveryStep.HOLD, facts)
-    if job.state is not JobState.RUNNING:
-        return NextCommand(RecoveryStep.WAIT, job.state.value.lower())
-    return _end_held(facts, started_again=job.restarts > action.attempt.restart)
-
-
-def _end_held(facts: ActionFacts, *, started_again: bool) -> NextCommand:
-    if started_again:
-        # By its user's `scontrol release`, maybe. Should it fail again, that is another verdict.
-        return NextCommand(RecoveryStep.GIVE_UP, "the job was started again meanwhile")
-    if unneeded := _unneeded(facts, RecoveryStep.REQUEUE_HOLD):
-        return unneeded
-    if facts.unreachable:
-        return NextCommand(RecoveryStep.WAIT, f"until {', '.join(facts.unreachable)} is down")
-    return _give(RecoveryStep.REQUEUE_HOLD, facts)
-
-
-def _unneeded(facts: ActionFacts, step: RecoveryStep) -> NextCommand | None:
-    """Return what comes in place of ending a job's run by this step; None where that is needed, or under way."""
-    if facts.lately(step):
-        return None
-    if facts.goes_on:
-        return NextCommand(RecoveryStep.GIVE_UP, "the job goes on by itself")
-    if facts.returned_s < LISTEN_S:
-        return NextCommand(RecoveryStep.WAIT, "for a word of its launcher")
-    return None
 
 
 def _node_step(facts: ActionFacts, *, down: bool, dead: bool) -> NextCommand:  # noqa: PLR0911 - a ladder: one return for each rung
@@ -246,54 +233,19 @@ def _job_step(action: ActionRecord, facts: ActionFacts) -> NextCommand:  # noqa:
         return NextCommand(RecoveryStep.WAIT, job.state.value.lower())
     if RecoveryStep.REQUEUE in facts.refused:
         return NextCommand(RecoveryStep.GIVE_UP, "Slurm refused to requeue the job")
-    if unneeded := _unneeded(facts, RecoveryStep.REQUEUE):
-        return unneeded
+    return _requeue_step(facts, job)
+
+
+def _requeue_step(facts: ActionFacts, job: JobRow) -> NextCommand:
+    if not facts.lately(RecoveryStep.REQUEUE):
+        if facts.goes_on:
+            return NextCommand(RecoveryStep.GIVE_UP, "the job goes on by itself")
+        if facts.returned_s < LISTEN_S:
+            return NextCommand(RecoveryStep.WAIT, "for a word of its launcher")
     if facts.unreachable:
         # A requeue now would hang in COMPLETING until Slurm's own timeout, and with GRES lose the job.
         return _unreachable_step(facts, job)
     return _give(RecoveryStep.REQUEUE, facts)
-
-
-def _replacement_step(action: ActionRecord, facts: ActionFacts) -> NextCommand | None:  # noqa: PLR0911 - one return for each rung
-    """What follows once a job was submitted in place of this one; None where none was, or it came to nothing."""
-    job, replacement, attempt = facts.job, facts.replacement, action.attempt
-    if replacement is None or attempt is None:
-        return None
-    handed_over = ours_in_comment(facts.comment or "") == left_for(replacement.id)
-    if not _is_held(replacement, facts, handed_over=handed_over):
-        if replacement.state.final and not handed_over:
-            return None  # dismissed
-        return NextCommand(RecoveryStep.DONE, f"{RESUBMITTED} {replacement.id}")
-    # However long whoever began this was away: what was promised to the old job's user is done.
-    late = min(facts.age_s, facts.returned_s) > LONGEST_S
-    if RecoveryStep.LET_GO in facts.refused or (
-        late and (handed_over or facts.sent.get(RecoveryStep.CANCEL_REPLACEMENT, 0.0) >= SETTLE_S)
-    ):
-        release = f"`scontrol release {replacement.label}` lets it go"
-        return NextCommand(
-            RecoveryStep.GIVE_UP, f"job {replacement.id}, submitted in its place, is held; {release}"
-        )
-    if handed_over:
-        over = job is None or job.state.final or job.state is JobState.COMPLETING
-        return _give(RecoveryStep.LET_GO if over else RecoveryStep.CANCEL, facts)
-    if late or not _needs_replacement(job, attempt, facts):
-        return _give(RecoveryStep.CANCEL_REPLACEMENT, facts)
-    if not facts.given_up:
-        return NextCommand(RecoveryStep.WAIT, "not probed long enough")
-    return _give(RecoveryStep.HAND_OVER, facts)
-
-
-def _is_held(replacement: JobRow, facts: ActionFacts, *, handed_over: bool) -> bool:
-    """Whether the replacement waits to be let go, as it was submitted; a time to begin hides that for a moment."""
-    hidden = not handed_over or (replacement.reason == "BeginTime" and RecoveryStep.LET_GO not in facts.sent)
-    return replacement.state is JobState.PENDING and (replacement.reason.startswith(HELD) or hidden)
-
-
-def _needs_replacement(job: JobRow | None, attempt: Attempt, facts: ActionFacts) -> bool:
-    """Whether nothing else helps the job: its user has not cancelled it, nor was Slurm, or its host, quicker."""
-    if job is None or job.state is not JobState.RUNNING or job.restarts > attempt.restart:
-        return False
-    return job.batch_host in facts.unreachable
 
 
 def _unreachable_step(facts: ActionFacts, job: JobRow) -> NextCommand:
@@ -301,12 +253,10 @@ def _unreachable_step(facts: ActionFacts, job: JobRow) -> NextCommand:
     wait = NextCommand(RecoveryStep.WAIT, f"until {', '.join(facts.unreachable)} is down")
     if facts.being_downed or not facts.given_up:
         return wait
-    # Slurm takes the batch host out of no job (measured).
-    if job.batch_host not in facts.unreachable and RecoveryStep.DROP_NODES not in facts.refused:
-        return wait if facts.lately(RecoveryStep.DROP_NODES) else NextCommand(RecoveryStep.DROP_NODES)
-    if not facts.may_resubmit or RecoveryStep.SUBMIT in facts.refused or facts.lately(RecoveryStep.SUBMIT):
+    # Slurm takes the batch host out of no job (measured): there its own DOWN is waited for.
+    if job.batch_host in facts.unreachable or RecoveryStep.DROP_NODES in facts.refused:
         return wait
-    return NextCommand(RecoveryStep.SUBMIT)
+    return wait if facts.lately(RecoveryStep.DROP_NODES) else NextCommand(RecoveryStep.DROP_NODES)
 
 
 def _waiting_step(action: ActionRecord, facts: ActionFacts, job: JobRow) -> NextCommand:  # noqa: PLR0911 - one for each rung
@@ -327,3 +277,71 @@ def _waiting_step(action: ActionRecord, facts: ActionFacts, job: JobRow) -> Next
         if action.exclude or facts.kept_off:
             return NextCommand(RecoveryStep.RELAX, "no other nodes are free")
     return NextCommand(RecoveryStep.DONE, f"waits in the queue: {job.reason or 'no reason given'}")
+
+
+# Which nodes a job that starts again is kept off: few, known, and only while there is reason to.
+
+KEPT_OFF_S = 3_600.0  # A suspicion against a node that nothing has confirmed is forgotten after so long
+LOOKED_AT_S = 60.0  # what a node's agent says so long after the suspicion is about the node as it is since
+LEAST = 4  # so many nodes may be excluded in a partition however small, as far as the job could still start
+
+
+def still_suspected(
+    since: Mapping[NodeName, float], told: Mapping[NodeName, NodeRecord], now_unix: float
+) -> tuple[NodeName, ...]:
+    """Return the nodes that an earlier restart excluded and this one does, too; the newest suspicion first."""
+    # Not those whose agent has been heard since without anything to find fault with, nor any after an hour.
+
+    def cleared(name: NodeName, unix: float) -> bool:
+        node = told.get(name)
+        heard = node is not None and node.seen_unix - node.silent_s > unix + LOOKED_AT_S
+        return node is not None and heard and all(finding.severity in _HARMLESS for finding in node.health)
+
+    kept = [name for name, unix in since.items() if now_unix - unix < KEPT_OFF_S and not cleared(name, unix)]
+    return tuple(sorted(kept, key=lambda name: (-since[name], name)))
+
+
+_HARMLESS = frozenset({Severity.UNKNOWN, Severity.NOTE})
+
+
+def bounded(
+    wanted: Iterable[NodeName],
+    place: JobPlace,
+    partition: AbstractSet[NodeName],
+    nodes: Mapping[NodeName, NodeRow],
+    silent: AbstractSet[NodeName] = frozenset(),
+) -> tuple[NodeName, ...]:
+    """Return as many of the nodes, the first ones first, as may be excluded."""
+    # Of those that could serve: a tenth of the partition at most, or four nodes where that is more, never so many
+    # that too few would be left for the job. Nodes that do not answer, or that Slurm has given up, take no room,
+    # so that a whole leaf that is cut off is left out. Names that the cluster does not know are not passed on.
+    lost = {name for name, row in nodes.items() if row.down or row.drained or name in silent}
+    serving = partition & nodes.keys() - lost - {*place.excluded}
+    room = min(max(LEAST, len(partition) // 10), len(serving) - place.nodes)
+    kept: list[NodeName] = []
+    for name in dict.fromkeys(wanted):
+        costs = name in serving
+        if name in nodes and (not costs or room > 0):
+            kept.append(name)
+            room -= costs
+    return tuple(kept)
+
+
+def required_without(place: JobPlace, excluded: AbstractSet[NodeName]) -> tuple[NodeName, ...] | None:
+    """Return what of the nodes that a job must run on to ask for still; None where that need not change."""
+    # A list of all its nodes is a hint of the day it was submitted, and binds it to where it ran: all of it goes.
+    # Of a shorter one, which only its user can have meant, the excluded nodes go.
+    if not excluded & {*place.required}:
+        return None
+    rest = tuple(name for name in place.required if name not in excluded)
+    return rest if len(place.required) < place.nodes else ()
+
+
+def release_changes(
+    place: JobPlace, wanted: AbstractSet[NodeName], required: tuple[NodeName, ...] | None
+) -> dict[str, str]:
+    """Return what to change, in scontrol's words, about the nodes a job may not, and must, start on."""
+    changes = {} if wanted == {*place.excluded} else {"ExcNodeList": fold(sorted(wanted)) if wanted else ""}
+    if required is not None:  # it starts nowhere if it must run on a node that it must not run on
+        changes["ReqNodeList"] = fold(required) if required else ""
+    return changes

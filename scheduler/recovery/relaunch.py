@@ -91,6 +91,7 @@ class AttemptEvidence:
     health: Mapping[NodeName, tuple[Finding, ...]] = field(default_factory=dict)
     # what each node's own clock shows now; those that did not tell are left out
     unix: Mapping[NodeName, float] = field(default_factory=dict)
+    taken: Container[NodeName] = ()  # nodes that Slurm has taken from the job: of these there is no doubt
     fewest: int | None = None  # nodes that are enough where no more are left; None: as many as now
     tried: Tried = field(default_factory=Tried)  # what was tried before
 
@@ -152,7 +153,9 @@ def _doubtful(seen: AttemptEvidence, policy: RelaunchPolicy) -> set[NodeName]:
 
 
 def _silent_together(seen: AttemptEvidence, policy: RelaunchPolicy) -> bool:
-    return 2 * len(_doubtful(seen, policy)) > len(seen.active) + len(seen.spares) > 1
+    # Slurm's word ends the doubt: those that it has called down fall silent by themselves, not with the others.
+    nodes = [node for node in (*seen.active, *seen.spares) if node not in seen.taken]
+    return 2 * len(_doubtful(seen, policy).intersection(nodes)) > len(nodes) > 1
 
 
 def _lost_and_deaf(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import JobId, NodeName
 from deeplink.scheduler.slurm import command
-from deeplink.scheduler.slurm.nodeset import fold, unfold
+from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.parse import (
     JOB_FIELDS,
     PLACE_FORMAT,
@@ -178,11 +178,6 @@ class Slurm:
             self.run(["squeue", "-h", "-a", "-r", "--states=all", "-O", layout, *selection]), separator
         )
 
-    def excluded_nodes(self, job: int) -> tuple[NodeName, ...]:
-        """Return the nodes the job is not to run on (its user's `--exclude`, and what we added)."""
-        found = self.columns(job, ["%x"])
-        return unfold(found[0].strip()) if found else ()
-
     def place(self, job: int) -> JobPlace:
         """Return where a job may run."""
         found = self.columns(job, PLACE_FORMAT)
@@ -237,10 +232,6 @@ class Slurm:
         """Put a running job back into the queue, and hold it there until somebody releases it."""
         self.run(["scontrol", "requeuehold", str(job.alone("requeuehold"))])
 
-    def hold_waiting(self, job: JobAddress) -> None:
-        """Keep a job that waits in the queue, until its user releases it."""
-        self.run(["scontrol", "uhold", str(job)])
-
     def keep_only(self, job: JobAddress, nodes: Iterable[str]) -> None:
         """Take every other node out of a running job's allocation, answering or not; its owner may.
 
@@ -253,17 +244,6 @@ class Slurm:
         """Return the job's comment; empty where it has none."""
         said = (self.columns(job, ["%k"]) or [""])[0].strip()
         return "" if said == "(null)" else said
-
-    def comments(self, user: str) -> dict[JobId, str]:
-        """Return the comments of a user's jobs that Slurm remembers, of those that have one."""
-        separator = fresh_separator()
-        said = self.run(["squeue", "-h", "-a", "--states=all", "-u", user, "-o", f"%A{separator}%k{separator}"])
-        rows = rows_of(said, separator, 2)
-        return {JobId(int(job)): text for job, text in rows if job.strip().isdigit() and text != "(null)"}
-
-    def dependencies(self) -> list[str]:
-        """Return what jobs that wait depend on, of all users, in squeue's words."""
-        return self.run(["squeue", "-h", "-a", "--states=PENDING", "-o", "%E"]).splitlines()
 
     def release(self, job: JobAddress) -> None:
         """Let a held job start; its owner may, where an administrator did not hold it."""

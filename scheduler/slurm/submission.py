@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.private import private_folder
-from deeplink.core.publish import write_text
 from deeplink.scheduler.slurm.sbatch_options import SBATCH, CommandLine, Grammar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
-    from pathlib import Path
 
 _PREFIX = "deeplink-"
 _VALUED = frozenset({"spares", "data", "patience", "place", "profile", "resubmit"})
@@ -46,21 +42,13 @@ SPARES_VARIABLE = "DEEPLINK_SPARES"
 PATHS_VARIABLE = "DEEPLINK_PATHS"
 SHIM_VARIABLE = "DEEPLINK_SHIM"
 """Names the folder of the stand-ins for srun and torchrun, in a job that uses them."""
-NAME = "submission.json"
-FORMAT = 1
 
 
 class SubmissionError(DeepLinkError):
-    """A command line asks for something that cannot be done, or the record of a submission cannot be read."""
+    """A command line asks for something that cannot be done."""
 
     def __init__(self, problem: str, remedy: str, *, exit_code: int = 2) -> None:
         super().__init__(problem, remedy=remedy, exit_code=exit_code)
-
-
-def unreadable(problem: str) -> SubmissionError:
-    """Return the error of a record of a submission that is none, or of another version."""
-    remedy = "It was damaged, or written by another version."
-    return SubmissionError(f"no record of a submission: {problem}", remedy, exit_code=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +65,7 @@ class Ours:
     # file that tells how long its steps take, and what they send and read; None when not said
     profile: str | None = None
     place: bool | None = None  # whether a hint for nodes may be made; None when not said
-    # whether it may be submitted again, under another id, where nothing else helps it; None when not said
+    # once: whether it may be submitted again under another id; without effect, still accepted in scripts
     resubmit: bool | None = None
 
     def over(self, other: Ours) -> Ours:
@@ -323,46 +311,3 @@ def _closed(option: str, needed: tuple[str, ...]) -> SubmissionError:
         f"{option} keeps {', '.join(needed)} from the job, which --deeplink-spares, -paths and -shim work by",
         "Use --export=ALL,..., or call `deeplink run --spares N --paths -- COMMAND` in the script instead.",
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
-    """A submission, as it was made."""
-
-    argv: tuple[str, ...]  # sbatch, its options, script and arguments; without a hint for nodes
-    script: str | None  # the script's text; None where --wrap holds it
-    cwd: str  # where it was submitted
-    env: Mapping[str, str]  # the environment
-    generation: int = 0  # how often it was submitted again
-    predecessor: int = 0  # the job that it stands for; 0 for the first
-
-    def text(self) -> str:
-        """Return what `parse` reads."""
-        return json.dumps({"format": FORMAT, **asdict(self)})
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read what `text` gave."""
-        try:
-            found = json.loads(text)
-            if found.pop("format") != FORMAT:
-                raise unreadable("another format")
-            return cls(**{**found, "argv": tuple(found["argv"])})
-        except (ValueError, KeyError, TypeError, AttributeError) as problem:
-            raise unreadable(f"{type(problem).__name__}: {problem}") from problem
-
-
-def keep(folder: Path, submitted: Submitted) -> None:
-    """Keep a submission in its job's folder, whole or not at all; makes the folder."""
-    private_folder(folder)
-    write_text(folder / NAME, submitted.text(), mode=0o600)
-
-
-def kept(folder: Path) -> Submitted | None:
-    """Return how a job was submitted; None where nothing was kept."""
-    try:
-        return Submitted.parse((folder / NAME).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except UnicodeDecodeError as problem:
-        raise unreadable(str(problem)) from problem

@@ -1,4 +1,4 @@
 """Evidence to verdict (pure) to action.
 
-Other packages import: `watchdog`, `observer`, `requeue`, `resubmit`, `server`, `service`.
+Other packages import: `watchdog`, `requeue`, `server`, `service`.
 """

@@ -7,26 +7,28 @@ soon: waiting is done by coming back.
 from __future__ import annotations
 
 import logging
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.journal.journal import JournalError
 from deeplink.scheduler.recovery.evidence import TAG, Remedy
-from deeplink.scheduler.recovery.records import Action, ActionRecord, IncidentKind, IncidentOutcome, Phase
+from deeplink.scheduler.recovery.records import Action, ActionRecord, IncidentKind, Phase
 from deeplink.scheduler.recovery.recovery_steps import (
     RELAX_S,
-    RESUBMITTED,
     ActionFacts,
     RecoveryStep,
+    bounded,
+    comment_of,
     next_command,
+    release_changes,
+    required_without,
+    still_suspected,
 )
-from deeplink.scheduler.recovery.resubmission import comment_of, left_for, token_of, with_our_comment
 from deeplink.scheduler.slurm.client import JobVanishedError, NodeOrder
 from deeplink.scheduler.slurm.command import CommandError, is_unanswered
 from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.states import LAUNCH_FAILED, JobState
-from deeplink.scheduler.watch.resubmit import Releaser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.slurm.client import Slurm
     from deeplink.scheduler.slurm.parse import JobRow
     from deeplink.scheduler.watch.observer import Observer
-    from deeplink.scheduler.watch.resubmit import RequeueHints, Resubmitter
 
 log = logging.getLogger(__name__)
 
@@ -48,16 +49,14 @@ MOST_TRIES = 3  # an action that was given up is begun again so often for one ve
 MOST_STEPS = 6  # commands for one action before the loop looks at the world again
 GAVE_UP = "gave up"
 
-OF_JOBS = frozenset({Remedy.RESTART, Remedy.HOLD})
 _ACTIONS = {
     Remedy.COMMENT: Action.COMMENT,
-    Remedy.HOLD: Action.HOLD,
     Remedy.DRAIN: Action.DRAIN,
     Remedy.DRAIN_DOWN: Action.DRAIN_DOWN,
     Remedy.RESTART: Action.REQUEUE_EXCLUDE,
 }
 _OF_NODES = frozenset({RecoveryStep.COMMENT, RecoveryStep.DRAIN, RecoveryStep.DOWN, RecoveryStep.RESUME})
-_NOT_AGAIN = frozenset({RecoveryStep.COMMENT, RecoveryStep.EXPLAIN, RecoveryStep.DROP_NODES, RecoveryStep.SUBMIT})
+_NOT_AGAIN = frozenset({RecoveryStep.COMMENT, RecoveryStep.DROP_NODES})
 """Refused for whatever reason, there is another way, or it is not worth a second try."""
 _NO_RIGHTS = ("denied", "invalid user", "disabled", "not permitted")
 _HELPLESS = frozenset({Phase.STRANDED, Phase.SUCCEEDED, Phase.FAILED})  # a launcher that says so does not go on
@@ -65,14 +64,9 @@ _HELPLESS = frozenset({Phase.STRANDED, Phase.SUCCEEDED, Phase.FAILED})  # a laun
 
 def _reason(verdict: Verdict, incident: str) -> str:
     """Return what stands beside a node or job for people: of a comment it is all they see."""
-    if verdict.remedy in {Remedy.COMMENT, Remedy.HOLD}:
+    if verdict.remedy is Remedy.COMMENT:
         return comment_of(f"{TAG}{incident}: {'; '.join(verdict.reasons)}")
     return f"{TAG}{incident}"
-
-
-def _token(action: ActionRecord) -> str:
-    """Return what a job that is submitted in place of another carries."""
-    return token_of(action.attempt, action.began_unix)
 
 
 @dataclass(slots=True)
@@ -84,7 +78,42 @@ class _Progress:
     sent: dict[RecoveryStep, float] = field(default_factory=dict)
     refused: set[RecoveryStep] = field(default_factory=set)
     waits_since: float | None = None  # its job waits in the queue
-    told: bool = False  # why its job is not submitted again
+
+
+@dataclass(slots=True, kw_only=True)
+class Releaser:
+    """Lets requeued jobs go, off the nodes that are suspected. One thread only."""
+
+    slurm: Slurm
+    journal: Journal
+    observer: Observer
+    clock: Clock
+
+    def release(
+        self, row: JobRow, exclude: tuple[NodeName, ...], *, carry: bool = True, held: bool = False
+    ) -> None:
+        """Clear the hold of a waiting job; its own exclusions stay, ours are as few as there is reason for."""
+        job = row.id
+        place, before, now_unix = self.slurm.place(job), self.journal.excluded(job), self.clock.unix()
+        users = {*place.excluded} - before.keys()
+        older = (
+            still_suspected(before, {node.name: node for node in self.journal.nodes()}, now_unix) if carry else ()
+        )
+        known = self.journal.job(job)
+        size = len(known.newest.nodes) + len(known.newest.spares) if known else 0
+        asks = replace(place, nodes=max(place.nodes, size), excluded=tuple(users))
+        partition = self.slurm.partition_nodes(place.partitions) if exclude or older else frozenset()
+        silent = self.observer.silent((*exclude, *older))
+        ours = bounded((*exclude, *older), asks, partition, self.observer.cluster.nodes, silent)
+        since = {name: now_unix if name in exclude else before[name] for name in ours if name not in users}
+        # Before the command both, after it what is true: killed in between, ours are never taken for the user's.
+        self.journal.set_excluded(job, {**before, **since})
+        wanted = users | {*ours}
+        changes = release_changes(place, wanted, required_without(asks, {*ours}))
+        self.slurm.update_job(row.address, **changes, StartTime="now")
+        if held:
+            self.slurm.release(row.address)
+        self.journal.set_excluded(job, since)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,19 +126,16 @@ class Actor:
     clock: Clock
     metrics: WatchMetrics
     say: Callable[[str], None]
-    hints: InitVar[RequeueHints | None] = None
-    resubmitter: Resubmitter | None = None
     _progress: dict[str, _Progress] = field(default_factory=dict)
     _releaser: Releaser = field(init=False)
 
-    def __post_init__(self, hints: RequeueHints | None) -> None:
+    def __post_init__(self) -> None:
+        """Make the one that lets jobs go."""
         self._releaser = Releaser(
             slurm=self.slurm,
             journal=self.journal,
             observer=self.observer,
             clock=self.clock,
-            say=self.say,
-            hints=hints,
         )
 
     def begin(self, verdict: Verdict, incident: Incident | None) -> bool:
@@ -135,8 +161,8 @@ class Actor:
 
     def restarting(self, verdict: Verdict) -> bool:
         """Whether the verdict asks something of a job that is being restarted, or held, already."""
-        return verdict.remedy in OF_JOBS and any(
-            action.remedy in OF_JOBS and action.attempt == verdict.attempt
+        return verdict.remedy == Remedy.RESTART and any(
+            action.remedy == Remedy.RESTART and action.attempt == verdict.attempt
             for action in self.journal.actions(only_open=True)
         )
 
@@ -211,9 +237,8 @@ class Actor:
         known = facts.job.label if facts.job else action.attempt.job if action.attempt else "-"
         return f"job {known}{without}"
 
-    def _command(self, action: ActionRecord, step: RecoveryStep, facts: ActionFacts) -> None:  # noqa: C901, PLR0912 - a table: one line for each step
-        slurm, job, node, attempt = self.slurm, facts.job, action.node, action.attempt
-        resubmitter, replacement = self.resubmitter, facts.replacement
+    def _command(self, action: ActionRecord, step: RecoveryStep, facts: ActionFacts) -> None:
+        slurm, job, node = self.slurm, facts.job, action.node
         match step:
             case RecoveryStep.COMMENT if node:
                 slurm.comment_node(node, action.reason)
@@ -225,12 +250,6 @@ class Actor:
                 slurm.update_node(node, NodeOrder.DOWN, kept or action.reason)
             case RecoveryStep.RESUME if node:
                 slurm.update_node(node, NodeOrder.RESUME)
-            case RecoveryStep.EXPLAIN if job:
-                slurm.comment_job(job.address, with_our_comment(facts.comment or "", action.reason))
-            case RecoveryStep.HOLD if job:
-                slurm.hold_waiting(job.address)
-            case RecoveryStep.REQUEUE_HOLD if job:
-                slurm.hold(job.address)
             case RecoveryStep.DROP_NODES if job:
                 slurm.keep_only(job.address, [name for name in job.nodes if name not in facts.unreachable])
             case RecoveryStep.REQUEUE if job:
@@ -239,26 +258,8 @@ class Actor:
                 self._releaser.release(job, action.exclude, held=job.reason == LAUNCH_FAILED)
             case RecoveryStep.RELAX if job:
                 self._releaser.release(job, (), carry=False)
-            case RecoveryStep.SUBMIT if job and resubmitter:
-                resubmitter.submit_replacement(job, _token(action), {*facts.unreachable, *action.exclude})
-            case RecoveryStep.HAND_OVER if job and replacement and resubmitter:
-                self._inherit_exclusions(action, job.id, replacement.id)
-                resubmitter.hand_over(job, replacement)
-            case RecoveryStep.CANCEL if job and replacement and resubmitter:
-                resubmitter.supersede(job, replacement)
-            case RecoveryStep.LET_GO if attempt and resubmitter:
-                resubmitter.release_hold(attempt.job, _token(action))
-            case RecoveryStep.CANCEL_REPLACEMENT if replacement:
-                slurm.cancel(replacement.address)
             case _:
                 raise ValueError(f"{step} is no command for {action.key}")
-
-    def _inherit_exclusions(self, action: ActionRecord, job: int, replacement: int) -> None:
-        """Note which exclusions of the replacement are ours, and end as ours do."""
-        ours = self.journal.excluded(job)
-        users = {*self.slurm.excluded_nodes(job)} - ours.keys()
-        lost = {*action.exclude, *filter(None, [action.node])} - users
-        self.journal.set_excluded(replacement, {**ours, **dict.fromkeys(lost, action.began_unix)})
 
     def _end(self, action: ActionRecord, why: str, *, done: bool) -> None:
         now = self.clock.unix()
@@ -266,10 +267,6 @@ class Actor:
         if done and incident:
             word = _ACTIONS.get(Remedy(action.remedy), Action.NONE)
             acted = replace(incident, action=word, acted_unix=now)
-            if why.startswith(RESUBMITTED):
-                # Its own id ends here: what comes of the other job is told there.
-                acted = replace(acted, action=Action.RESUBMIT, evidence=why, recovered_unix=now)
-                acted = replace(acted, outcome=IncidentOutcome.RECOVERED)
         self.journal.end_action(action.key, why if done else f"{GAVE_UP}: {why}", now, acted)
         self._progress.pop(action.key, None)
         self.metrics.actions.labels(action.remedy, "done" if done else GAVE_UP).inc()
@@ -290,7 +287,7 @@ class Actor:
             progress.since = now
         if not progress.began:
             facts = replace(facts, returned_s=now - progress.since)
-        if action.remedy in OF_JOBS:
+        if action.remedy == Remedy.RESTART:
             return self._with_job(facts, action, progress) if action.attempt else facts
         if not action.node:
             return facts
@@ -305,18 +302,17 @@ class Actor:
         except JobVanishedError:
             job = None
         if job is None:
-            return self._with_orphan(facts, action)
+            return facts
         restart, pending = action.remedy == Remedy.RESTART, job.state is JobState.PENDING
         if pending and restart and RecoveryStep.RELEASE not in facts.sent:
             # It is not let go in this second: time for what would hold its release up, a dead node's silence.
             self.observer.silent(action.exclude)
         away = self._unreachable(job) if job.state is JobState.RUNNING else ()
         opened = self.journal.actions(only_open=True) if away else ()
-        facts = replace(
+        return replace(
             facts,
             job=job,
             unreachable=away,
-            comment=self.slurm.comment(job.id) if action.remedy == Remedy.HOLD else None,
             excluded_is_silent=pending and self._excluded_is_silent(action, facts),
             waits_s=self._waits_s(progress, job),
             kept_off=pending and bool(self.journal.excluded(job.id)),
@@ -326,7 +322,6 @@ class Actor:
             and all(map(self.observer.lost, away)),
             being_downed=any(each.node in away and each.remedy == Remedy.DRAIN_DOWN for each in opened),
         )
-        return self._with_replacement(facts, action, job, progress) if restart else facts
 
     def _goes_on(self, action: ActionRecord, progress: _Progress) -> bool:
         """Whether the launcher, heard since the action was begun, or taken up, reports that it needs no help."""
@@ -337,38 +332,8 @@ class Actor:
             return False
         if heard.beat.attempt != action.attempt:
             return heard.beat.attempt > action.attempt
-        if f"/{IncidentKind.LAUNCHER_LOST}/" in action.key:
-            return True
         # Of a job that lost a node the ranks that are left may make steps still.
-        stood_still = (f"/{IncidentKind.RANKS_HUNG}/", f"/{IncidentKind.APPLICATION_FAILED}/")
-        return heard.progressed_at > progress.since and any(kind in action.key for kind in stood_still)
-
-    def _with_orphan(self, facts: ActionFacts, action: ActionRecord) -> ActionFacts:
-        """Of a job that Slurm has forgotten its folder tells whether a replacement took it over."""
-        if self.resubmitter is None or action.attempt is None or action.remedy != Remedy.RESTART:
-            return facts
-        found = self.resubmitter.find(_token(action))
-        if not found:
-            return facts
-        left = self.resubmitter.is_left_to(action.attempt.job, found[0].id)
-        return replace(facts, replacement=found[0], comment=left_for(found[0].id) if left else "")
-
-    def _with_replacement(
-        self, facts: ActionFacts, action: ActionRecord, job: JobRow, progress: _Progress
-    ) -> ActionFacts:
-        submitted = self.resubmitter.agreed(job) if self.resubmitter else None
-        if self.resubmitter is None or submitted is None:
-            return facts
-        found = self.resubmitter.find(_token(action))
-        if found:
-            return replace(facts, replacement=found[0], comment=self.slurm.comment(job.id))
-        if not facts.unreachable or not facts.given_up or facts.being_downed:
-            return facts
-        why = self.resubmitter.obstacle(job, submitted, {*facts.unreachable}, facts.age_s)
-        if why and not progress.told:
-            progress.told = True
-            self.say(f"{action.incident}: job {job.label} is not submitted again: {why}")
-        return replace(facts, may_resubmit=not why)
+        return f"/{IncidentKind.LAUNCHER_LOST}/" in action.key
 
     def _excluded_is_silent(self, action: ActionRecord, facts: ActionFacts) -> bool:
         """Whether a node that we keep the job off is dead and Slurm does not know: before it may be used again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,11 +14,9 @@ from deeplink.scheduler.recovery.records import (
     BLAMELESS,
     KNOWN_LATER,
     NODE_LOST,
-    OF_THE_APPLICATION,
     IncidentKind,
     IncidentOutcome,
 )
-from deeplink.scheduler.slurm.states import UNSETTLED_FLAGS, NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -29,27 +27,16 @@ if TYPE_CHECKING:
     from deeplink.scheduler.liveness.heartbeats import AgentReport, LauncherHeartbeat
     from deeplink.scheduler.liveness.probe import Address, Prober
     from deeplink.scheduler.recovery.evidence import NodeSnapshot, Snapshot, WatchPolicy
-    from deeplink.scheduler.recovery.records import Incident, JobRecord
+    from deeplink.scheduler.recovery.records import Incident
     from deeplink.scheduler.slurm.parse import NodeRow
 
 RECENT_INCIDENTS = 16
-OF_ALL_STARTS = 256
 REREAD_S = 30.0  # what is not known to have changed is read again after so long all the same
-PROGRESS_S = 3.0  # how old a count of fruitless starts may be: less than any hang takes to be one
 LATER_S = 10.0  # a boot time is counted back from the node's clock: a smaller step of it is no boot
-LEAKS_EVERY_S = 60.0
-LEAKS_AGAIN_S = 15.0  # how often GPUs are counted: in calm, and while some seem to have leaked
 STALE_S = 3.0  # a row of answers to probes that was not carried on for so long is broken
 REMEMBERED_S = 86_400.0
 PATIENCE_S = 30.0  # how long after its return we wait for a node's agent to tell its kernel, where one told before
 MOST_REMEMBERED = 1_024
-_OF_THE_CLUSTER: frozenset[str] = NODE_LOST | {
-    IncidentKind.SWITCH_SUSPECT,
-    IncidentKind.LAUNCHER_LOST,
-    IncidentKind.LAUNCH_FAILED,
-    IncidentKind.PREEMPTED,
-    IncidentKind.STORAGE_FROZEN,
-}
 _NO_REASON = frozenset(
     {IncidentKind.RANK_FAILED, IncidentKind.STRAGGLER, IncidentKind.STORAGE_FROZEN, IncidentKind.AGENTS_SILENT}
 )
@@ -76,7 +63,6 @@ class JournalCache:
     journal: Journal
     clock: Clock
     _of_jobs: dict[int, tuple[_State, float, AttemptMemory]] = field(default_factory=dict)
-    _fruitless: dict[int, tuple[_State, float, int]] = field(default_factory=dict)
     _drained: tuple[float, dict[NodeName, float]] | None = None
     _open: tuple[float, int] | None = None
 
@@ -85,13 +71,11 @@ class JournalCache:
         self._drained = self._open = None
         if job is not None:
             self._of_jobs.pop(job, None)
-            self._fruitless.pop(job, None)
 
     def forget(self, jobs: set[int]) -> None:
         """Drop every job that is not among these."""
         for job in self._of_jobs.keys() - jobs:
             del self._of_jobs[job]
-            self._fruitless.pop(job, None)
 
     def drained(self) -> dict[NodeName, float]:
         """Return the nodes we ever set out to drain, and when last."""
@@ -131,48 +115,8 @@ class JournalCache:
             rescued=any(hit.kind not in _NO_REASON for hit in hits),
         )
 
-    def fruitless(self, heard: LauncherHeartbeat) -> int:
-        """Return how many starts of the job in a row failed by themselves without a new step."""
-        state, now = (heard.beat.attempt, heard.tellings), self.clock.monotonic()
-        number = heard.beat.attempt.job
-        known = self._fruitless.get(number)
-        if known and known[0] == state and now - known[1] < PROGRESS_S:
-            return known[2]
-        job = self.journal.job(number)
-        count = fruitless_starts(job, self.journal.incidents(job=number, limit=OF_ALL_STARTS)) if job else 0
-        self._fruitless[number] = (state, now, count)
-        return count
 
-
-def fruitless_starts(job: JobRecord, incidents: Iterable[Incident]) -> int:
-    """Return how many starts of a job in a row, the newest among them, failed by themselves without a new step."""
-    # A start (Slurm's count of restarts) counts when it came no further than those before it, when its record
-    # blames no node, switch, storage or start of the ranks, and when it does blame the application; of the newest
-    # one, which may have no record yet, the caller knows what it died of. A job that reports no steps is judged by
-    # its incidents alone.
-    causes = defaultdict(set)
-    for incident in incidents:
-        if incident.attempt:
-            causes[incident.attempt.restart].add(incident.kind)
-    best: int | None = None
-    count = 0
-    starts = sorted({record.attempt.restart for record in job.attempts})
-    for start in starts:
-        steps = [
-            record.last_step
-            for record in job.attempts
-            if record.attempt.restart == start and record.last_step is not None
-        ]
-        reached = max(steps, default=None)
-        further = reached is not None and (best is None or reached > best)
-        blamed = causes[start] & OF_THE_APPLICATION or start == starts[-1]
-        failed = not further and not causes[start] & _OF_THE_CLUSTER and bool(blamed)
-        count = count + 1 if failed else 0
-        best = reached if further else best
-    return count
-
-
-# Nodes: their boots, leaked GPUs, answers to probes, health, and return after a loss.
+# Nodes: their boots, answers to probes, health, and return after a loss.
 
 
 class BootAges(NamedTuple):
@@ -229,34 +173,6 @@ def boot_unix(shown: str) -> float:
         return datetime.fromisoformat(shown).astimezone().timestamp()
     except ValueError:
         return 0.0
-
-
-@dataclass(slots=True)
-class LeakHistory:
-    """GPUs that Slurm counts as used on nodes without a job, and since when that is seen."""
-
-    seen: dict[NodeName, tuple[float, float, int]] = field(default_factory=dict)  # first, last, how many
-    _looked: float = float("-inf")
-
-    def due(self, now: float) -> bool:
-        """Whether it is time to count again."""
-        return now - self._looked >= (LEAKS_AGAIN_S if self.seen else LEAKS_EVERY_S)
-
-    def hasten(self, now: float) -> None:
-        """Count again soon: something was done to a node or a job."""
-        self._looked = min(self._looked, now - LEAKS_EVERY_S + LEAKS_AGAIN_S)
-
-    def note(self, rows: Iterable[NodeRow], taken: Collection[NodeName], now: float) -> None:
-        """Note a count."""
-        self._looked = now
-        self.seen = {
-            row.name: (self.seen[row.name][0] if row.name in self.seen else now, now, row.gpus_used)
-            for row in rows
-            if row.gpus_used
-            and row.state is NodeState.IDLE
-            and not row.flags & UNSETTLED_FLAGS
-            and row.name not in taken
-        }
 
 
 @dataclass(frozen=True, slots=True)

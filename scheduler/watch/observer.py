@@ -25,11 +25,9 @@ from deeplink.scheduler.recovery.evidence import (
     targets,
     tense,
 )
-from deeplink.scheduler.recovery.judge import frozen_storage
 from deeplink.scheduler.slurm.client import SLURMD_PORT, Slurm
-from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.states import JobState, NodeState
-from deeplink.scheduler.watch.memory import BootHistory, HealthHistory, JournalCache, LeakHistory, ProbeHistory
+from deeplink.scheduler.watch.memory import BootHistory, HealthHistory, JournalCache, ProbeHistory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -87,12 +85,13 @@ class Observer:
         self.memory = JournalCache(journal=journal, clock=clock)
         self.doubted = self._cut_off = self.tense = False
         self._probed = ProbeHistory(prober=prober, clock=clock)
-        self._boots, self._leaks, self._wellness = BootHistory(), LeakHistory(), HealthHistory()
-        self._frozen_at: float | None = None
+        self._boots, self._wellness = BootHistory(), HealthHistory()
         self._doubted_at: float | None = None
+        self.unheard = False  # no launcher is heard, and that may be us, though nothing else speaks for it
+        self._looked = float("-inf")
+        self._deaf: dict[int, tuple[float, float]] = {}
         self._leaves: dict[NodeName, str] = {}
         self._leaves_at = float("-inf")
-        self._unread: frozenset[NodeName] = frozenset()
         self._port = 0
 
     @property
@@ -110,7 +109,6 @@ class Observer:
             if self.clock.monotonic() - self._leaves_at > TOPOLOGY_AGE_S:
                 self._leaves = self._find_leaves()
                 self._leaves_at = self.clock.monotonic()
-            self._count_gpus(jobs.values(), nodes.values())
         except DeepLinkError as problem:
             self.cluster = replace(self.cluster, at=self.clock.monotonic(), problem=str(problem))
         else:
@@ -118,35 +116,23 @@ class Observer:
             self._boots.note(nodes.values(), now)
             self.cluster = ClusterAnswers(now, jobs, nodes)
 
-    def _count_gpus(self, jobs: Iterable[JobRow], nodes: Iterable[NodeRow]) -> None:
-        now = self.clock.monotonic()
-        if self._leaks.due(now) and any(row.gpus != 0 for row in nodes):
-            taken = {name for row in jobs if not row.state.final for name in row.nodes}
-            rows = self.slurm.nodes(details=True)
-            self._tell_unread(frozenset(row.name for row in rows if row.gpus != 0 and row.gpus_used is None))
-            self._leaks.note(rows, taken, now)
-
-    def _tell_unread(self, names: frozenset[NodeName]) -> None:
-        if names != self._unread:
-            self._unread = names
-            if names:
-                log.warning(
-                    "Slurm's word on the used GPUs of %s is not understood: no leak is seen there", fold(names)
-                )
-
     def look(self) -> Snapshot:
         """Return what is to be seen now; probes where there is suspicion, for at most half a second."""
         now = self.clock.monotonic()
         if self.doubted:
             self._doubted_at = now
+        lasted_s = now - self._looked if self.doubted or self.unheard else 0.0
+        self._looked = now
         heard = [
             (one, self.cluster.jobs[JobId(one.beat.attempt.job)])
             for one in self.heartbeats.all()
             if self._ours(one)
         ]
         heard.sort(key=lambda one: one[0].beat.attempt.job)  # the same order each time: the first one names things
-        self.memory.forget({one.beat.attempt.job for one, _ in heard})
-        jobs = tuple(self._job(one, row, now) for one, row in heard)
+        known = {one.beat.attempt.job for one, _ in heard}
+        self.memory.forget(known)
+        self._deaf = {job: deaf for job, deaf in self._deaf.items() if job in known}
+        jobs = tuple(self._job(one, row, now, lasted_s) for one, row in heard)
         said = words(
             self.heartbeats.attended(), ((one, frozenset(row.nodes)) for one, row in heard), now, self.policy
         )
@@ -156,8 +142,6 @@ class Observer:
         self.tense = bool(suspicious)
         self.probe_now(targets(suspicious, before, self.policy))
         nodes = self._probed.seen(before, now)
-        if frozen_storage(nodes, jobs, self.policy):
-            self._frozen_at = now
         lately = self._given_up_lately(nodes)
         return Snapshot(
             jobs=jobs,
@@ -166,7 +150,6 @@ class Observer:
             controller_problem=self.cluster.problem,
             dead_lately=frozenset(name for name, leaf in lately.items() if not leaf),
             leaves_lately=frozenset(leaf for leaf in lately.values() if leaf),
-            thawed_s=None if self._frozen_at is None else now - self._frozen_at,
             sure_s=None if self._doubted_at is None else now - self._doubted_at,
         )
 
@@ -242,7 +225,6 @@ class Observer:
     def acted(self) -> None:
         """Note that an action was begun or ended: what the journal and Slurm say has changed."""
         self.memory.changed()
-        self._leaks.hasten(self.clock.monotonic())
 
     def vanished(self) -> tuple[int, ...]:
         """Return the jobs that Slurm has forgotten and that are silent for long: they ended while we were away."""
@@ -250,17 +232,15 @@ class Observer:
         silent = [heard.beat.attempt.job for heard in self.heartbeats.all() if now - heard.heard_at > FORGOTTEN_S]
         return () if self.cluster.problem else tuple(job for job in silent if JobId(job) not in self.cluster.jobs)
 
-    def doubt(self, now: float, *, network: bool) -> None:
-        """Note that we doubt ourselves at this moment, monotonic; `network`: our own network."""
+    def doubt(self, *, network: bool) -> None:
+        """Note that we doubt ourselves; `network`: our own network."""
         self.doubted, self._cut_off = True, self._cut_off or network
-        self.heartbeats.deafen(now)
 
     def trust(self) -> None:
         """Note that we trust ourselves again. Probes made over a network in doubt say nothing."""
         if self._cut_off:
             self._probed.forget()
         self.doubted = self._cut_off = False
-        self.heartbeats.trust(self.clock.monotonic())
 
     def forgive(self) -> None:
         """Forget every unbroken row: it was we who were away."""
@@ -277,10 +257,17 @@ class Observer:
         row = self.cluster.jobs.get(JobId(heard.beat.attempt.job))
         return row is not None and (not heard.beat.user or row.user == heard.beat.user)
 
-    def _job(self, heard: LauncherHeartbeat, row: JobRow, now: float) -> JobSnapshot:
+    def _deaf_s(self, heard: LauncherHeartbeat, now: float, lasted_s: float) -> float:
+        """Return for how long since its newest heartbeat we may have been deaf."""
+        job, since = heard.beat.attempt.job, heard.heard_at
+        before = self._deaf.get(job, (since, 0.0))
+        deaf_s = (before[1] if before[0] == since else 0.0) + min(lasted_s, max(0.0, now - since))
+        self._deaf[job] = (since, deaf_s)
+        return deaf_s
+
+    def _job(self, heard: LauncherHeartbeat, row: JobRow, now: float, lasted_s: float) -> JobSnapshot:
         beat, age = heard.beat, max(0.0, now - heard.heard_at)
         remembered, known = self.memory.of(heard), self.cluster.nodes
-        again = row.restarts + 1 >= self.policy.most_fruitless
         return JobSnapshot(
             attempt=beat.attempt,
             label=row.label,
@@ -294,21 +281,19 @@ class Observer:
             spares=beat.spares,
             batch_host=row.batch_host,
             beat_age_s=age,
-            deaf_s=min(age, self.heartbeats.deaf_s(heard.heard_at, now)),
+            deaf_s=self._deaf_s(heard, now, lasted_s),
             agents_silent={
                 node.name: node.silent_s + (age if node.silent_s >= self.policy.tense_agent_s else 0.0)
                 for node in beat.node_beats
                 if not known or node.name in known
             },
             progress_age_s=None if heard.step is None else max(0.0, now - heard.progressed_at),
-            step_timeout_s=beat.step_timeout_s,
             suspects=remembered.suspects,
             heard=heard.ourselves,
             missed_s=heard.missed_s,
             rescued=remembered.rescued,
             boots=heard.boots,
             told=remembered.told,
-            fruitless=self.memory.fruitless(heard) if again else 0,
         )
 
     def _nodes(
@@ -339,7 +324,6 @@ class Observer:
     def _node(
         self, row: NodeRow, said: AgentReport, boots: BootAges, *, strangers: int, well_s: float, ours: bool
     ) -> NodeSnapshot:
-        since, until, leaked = self._leaks.seen.get(row.name, (0.0, 0.0, 0))
         return NodeSnapshot(
             name=row.name,
             leaf=self._leaves.get(row.name, ""),
@@ -359,8 +343,6 @@ class Observer:
             boot_shown=row.boot_time,
             slurmd_restarted_s=boots.slurmd_restarted_s,
             slurmd_age_s=boots.slurmd_age_s,
-            leaked_gpus=leaked,
-            leaked_s=until - since,
         )
 
     def _find_leaves(self) -> dict[NodeName, str]:

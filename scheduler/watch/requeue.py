@@ -14,9 +14,14 @@ from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.jobs.picture import in_words
 from deeplink.scheduler.liveness.probe import slurmd_port
 from deeplink.scheduler.recovery.evidence import ProbeResult, Remedy
-from deeplink.scheduler.recovery.exclusions import release_changes, required_without
 from deeplink.scheduler.recovery.records import ActionRecord
-from deeplink.scheduler.recovery.recovery_steps import ActionFacts, RecoveryStep, next_command
+from deeplink.scheduler.recovery.recovery_steps import (
+    ActionFacts,
+    RecoveryStep,
+    next_command,
+    release_changes,
+    required_without,
+)
 from deeplink.scheduler.slurm.client import JobVanishedError
 from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.states import JobState

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.scheduler.watch.notify.channels import Channel
-    from deeplink.scheduler.watch.resubmit import RequeueHints, Resubmitter
 
 STOP_GRACE_S = 1.0
 
@@ -52,8 +51,6 @@ class WatchSettings:
     interval_s: float = 1.0  # seconds between two looks in calm
     metrics_bind: str = ""  # `host:port` for Prometheus; empty for none
     channels: tuple[Channel, ...] = ()  # who is told about incidents
-    hints: RequeueHints | None = None  # says where a job that starts again should run; None: Slurm alone says it
-    resubmitter: Resubmitter | None = None  # submits jobs again that cannot be helped otherwise; None: no job is
 
 
 @contextmanager
@@ -88,8 +85,6 @@ def watching(
             clock=clock,
             metrics=metrics,
             say=say,
-            hints=settings.hints,
-            resubmitter=settings.resubmitter,
         )
         authorizer = Authorizer(TokenMint(settings.secret), observer, journal, clock, settings.agents)
         servicer = WatchServicer(journal, heartbeats, clock, metrics, authorizer)

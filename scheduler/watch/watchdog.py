@@ -174,11 +174,8 @@ class Daemon:
             verdicts = judge(snapshot, self.policy)
         doubt = _doubt(verdicts)
         if doubt:
-            self.observer.doubt(now, network=bool(cut_off(snapshot)))
-        elif unheard(snapshot, self.policy):
-            self.observer.heartbeats.deafen(now)
-        else:
-            self.observer.heartbeats.trust(now)
+            self.observer.doubt(network=bool(cut_off(snapshot)))
+        self.observer.unheard = bool(unheard(snapshot, self.policy))
         if self._tracker.hear_doubt(doubt):
             self.metrics.verdicts.labels(IncidentKind.WATCHDOG_PARTITIONED).inc()
         if not doubt:

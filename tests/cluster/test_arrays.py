@@ -104,29 +104,29 @@ def test_a_task_that_fails_again_is_held_alone(sandbox: Sandbox, task: str) -> N
 
 
 @pytest.mark.parametrize("task", [LAST, OTHER])
-@pytest.mark.parametrize("fault", ["dead node", "dead batch host", "hang"])
+@pytest.mark.parametrize("fault", ["dead node", "dead batch host", "stranded"])
 def test_what_the_watchdog_does_for_one_task_leaves_the_others_alone(
     watch: Watch,  # noqa: F811
     fault: str,
     task: str,
 ) -> None:
     run = "exec deeplink run --nproc-per-node 1 -- {train} 5000"
-    if fault == "hang":
+    if fault == "stranded":
         shutil.copy(BEATING, watch.folder / "beating.py")
         (watch.folder / "beating.py").chmod(0o644)
-        beats = f"exec {sys.executable} {watch.folder}/beating.py {watch.address} 2"
+        beats = f"exec {sys.executable} {watch.folder}/beating.py {watch.address}"
         wait = f"while [ ! -e {watch.folder}/go ]; do sleep 0.1; done"
         run = f"[ $SLURM_ARRAY_TASK_ID = {task} ] || {run}\n{wait}\n{beats}"
     with watch.running("--act"):
         options = "-N2 --exclusive --gres=gpu:2 --no-kill --requeue"
         tasks = array(watch.cluster, options, run, exports=watch.exports)
         for one in ("0", "1", "2"):
-            if fault != "hang" or one != task:
+            if fault != "stranded" or one != task:
                 tasks.task(one).await_event("first-step")
         before = tasks.rest(task)
         row = tasks.row(task)
         assert row.batch_host
-        if fault == "hang":
+        if fault == "stranded":
             (watch.folder / "go").touch()
         elif fault == "dead batch host":
             watch.cluster.crash(row.batch_host)
@@ -135,8 +135,8 @@ def test_what_the_watchdog_does_for_one_task_leaves_the_others_alone(
         until(lambda: tasks.row(task).restarts == 1, 3 * LIMIT_S, watch.said)
         until(lambda: tasks.row(task).state is JobState.RUNNING, LIMIT_S, watch.said)
         assert tasks.rest(task) == before, NEITHER
-        assert f"requeue job {tasks.job.id}_{task}" in watch.said() or fault != "hang"
-        excluded = [Slurm(watch.cluster.runner()).excluded_nodes(one.id) for one in before]
+        assert f"requeue job {tasks.job.id}_{task}" in watch.said() or fault != "stranded"
+        excluded = [Slurm(watch.cluster.runner()).place(one.id).excluded for one in before]
         assert excluded == [(), ()], NEITHER
 
 
@@ -146,12 +146,6 @@ def _requeue(slurm: Slurm, row: JobRow) -> None:
 
 def _hold(slurm: Slurm, row: JobRow) -> None:
     slurm.hold(row.address)
-
-
-def _hold_waiting(slurm: Slurm, row: JobRow) -> None:
-    slurm.requeue(row.address)
-    until(lambda: slurm.job(row.id).state is JobState.PENDING, LIMIT_S)
-    slurm.hold_waiting(row.address)
 
 
 def _exclude(slurm: Slurm, row: JobRow) -> None:
@@ -174,7 +168,7 @@ ACTIONS: dict[str, tuple[Callable[[Slurm, JobRow], None], Callable[[Slurm, JobRo
         lambda slurm, row: slurm.comment_job(row.address, "ours"),
         lambda slurm, row: slurm.comment(row.id) == "ours",
     ),
-    "update": (_exclude, lambda slurm, row: slurm.excluded_nodes(row.id) == ("n7",)),
+    "update": (_exclude, lambda slurm, row: slurm.place(row.id).excluded == ("n7",)),
     "keep_only": (
         lambda slurm, row: slurm.keep_only(row.address, [row.batch_host or ""]),
         lambda slurm, row: len(slurm.job(row.id).nodes) == 1,
@@ -187,7 +181,6 @@ ACTIONS: dict[str, tuple[Callable[[Slurm, JobRow], None], Callable[[Slurm, JobRo
     ),
     "requeue": (_requeue, lambda slurm, row: slurm.job(row.id).restarts == 1),
     "hold": (_hold, lambda slurm, row: "held" in slurm.job(row.id).reason),
-    "hold_waiting": (_hold_waiting, lambda slurm, row: "Held" in slurm.job(row.id).reason),
     "release": (_release, lambda slurm, row: slurm.job(row.id).restarts == 1),
     "cancel": (
         lambda slurm, row: slurm.cancel(row.address),
@@ -210,7 +203,7 @@ def test_each_action_changes_one_task(sandbox: Sandbox, action: str, task: str) 
         until(lambda: done(slurm, tasks.row(task)), LIMIT_S, tasks.job.told)
         assert tasks.rest(task) == before, NEITHER
         assert tasks.comments(task) == ["", ""]
-        assert [slurm.excluded_nodes(row.id) for row in before] == [(), ()]
+        assert [slurm.place(row.id).excluded for row in before] == [(), ()]
         assert all(f"own-{row.label.partition('_')[2]}" in slurm.steps(row.id) for row in before)
     finally:
         tasks.cancel()

@@ -179,7 +179,7 @@ def test_a_node_that_dies_without_a_spare_is_drained_and_its_job_runs_elsewhere(
         incident = await_recovered(watch, job)
         assert (incident.node, incident.action) == (victim, "drain-down")
         assert incident.began_unix <= incident.detected_unix <= incident.acted_unix <= incident.recovered_unix
-        excluded = Slurm(watch.cluster.runner()).excluded_nodes(job.id)
+        excluded = Slurm(watch.cluster.runner()).place(job.id).excluded
         assert "n7" in excluded, "the user's own exclusion stays"
         gpus = [row.gpus_used for row in Slurm(watch.cluster.runner()).nodes(details=True)]
         assert sum(bool(count) for count in gpus) == 4, f"the GPUs of one job of four nodes, no more: {gpus}"
@@ -225,31 +225,21 @@ def test_without_rights_a_dead_node_is_taken_out_of_its_job_and_no_gpu_leaks(wat
     until(lambda: whole.row().state is JobState.RUNNING, LIMIT_S, lambda: str(slurm.jobs()))
 
 
-def test_without_rights_a_job_whose_batch_host_died_goes_on_under_another_id(watch: Watch) -> None:
+def test_without_rights_a_job_whose_batch_host_died_restarts_under_its_id_once_slurm_knows(watch: Watch) -> None:
     with watch.running("--act", root=False):
-        script = watch.exports + RUN
-        options = "-N3 --exclusive --gres=gpu:2 --comment=mine --deeplink-resubmit=on --deeplink-place=off"
-        job = submit(watch.cluster, options, script, folder=folder_of(watch.cluster), program="deeplink sbatch")
+        job = watch.submit("-N3 --exclusive --gres=gpu:2 --no-kill --requeue", RUN)
         job.await_event("first-step")
         host = job.row().batch_host
         assert host is not None
         began = time.monotonic()
         watch.cluster.crash(host)
-        until(lambda: any("resubmitted as job" in one.result for one in watch.actions()), LIMIT_S, watch.said)
-        (replacement,) = [
-            row for row in Slurm(watch.cluster.runner()).jobs() if row.id != job.id and not row.state.final
-        ]
-        follower = Job(watch.cluster, replacement.id, job.folder)
-        until(lambda: follower.row().state is JobState.RUNNING, LIMIT_S, watch.said)
-        told("batch host lost, no rights: runs again as another job", began)
-        assert host not in follower.row().nodes
-        follower.await_event("first-step", LIMIT_S)
-        told("batch host lost, no rights: trains again as another job", began)
-    said = watch.cluster.run(CTL, ["deeplink", "status", str(job.id)]).stdout
-    assert f"submitted again as job {replacement.id}" in said
-    assert f"deeplink: resubmitted as {replacement.id}" in Slurm(watch.cluster.runner()).comment(job.id)
-    (incident,) = [one for one in watch.incidents() if one.attempt and one.attempt.job == job.id]
-    assert (incident.action, incident.node, incident.outcome) == ("resubmit", host, IncidentOutcome.RECOVERED)
+        until(lambda: in_second_run(job), 2 * LIMIT_S, watch.said)
+        told("batch host lost, no rights: job runs again", began)
+        assert host not in job.row().nodes
+        job.await_event("first-step", LIMIT_S, count=2)
+        told("batch host lost, no rights: job trains again", began)
+        incident = await_recovered(watch, job)
+        assert incident.node == host
 
 
 def heals_and_stays_out(watch: Watch, victim: str) -> None:
@@ -264,23 +254,23 @@ def heals_and_stays_out(watch: Watch, victim: str) -> None:
 def submit_beating(watch: Watch) -> Job:
     shutil.copy(BEATING, watch.folder / "beating.py")
     (watch.folder / "beating.py").chmod(0o644)
-    script = f"exec {sys.executable} {watch.folder}/beating.py {watch.address} 2"
+    script = f"exec {sys.executable} {watch.folder}/beating.py {watch.address}"
     job = watch.submit("-N3 --exclusive --requeue", script)
     until(lambda: job.row().state is JobState.RUNNING, LIMIT_S, watch.said)
     return job
 
 
-def test_a_hung_job_is_requeued_elsewhere_when_every_node_answers(watch: Watch) -> None:
+def test_a_stranded_job_is_requeued_without_the_suspect_when_every_node_answers(watch: Watch) -> None:
     with watch.running("--act"):
         job = submit_beating(watch)
         first = job.row().nodes
         until(lambda: bool(watch.faults()), LIMIT_S, lambda: watch.said() + job.output())
         began = time.monotonic()
         until(lambda: in_second_run(job), LIMIT_S, watch.said)
-        told("hung job, from the verdict: runs again", began)
-        assert not set(job.row().nodes) & set(first)
+        told("stranded job, from the verdict: runs again", began)
+        assert first[-1] not in job.row().nodes
         incident = await_recovered(watch, job)
-        assert (incident.kind, incident.action, incident.node) == ("ranks-hung", "requeue-exclude", None)
+        assert (incident.kind, incident.action, incident.node) == ("job-stranded", "requeue-exclude", None)
         assert incident.steps_repeated == 5
         assert not any(row.drained or row.down for row in Slurm(watch.cluster.runner()).nodes())
 
@@ -336,7 +326,7 @@ def test_killed_between_requeue_and_exclude_it_finishes_on_return_and_does_nothi
     assert job.row().state is JobState.PENDING, "Slurm holds it for two minutes"
     with watch.running("--act"):
         until(lambda: in_second_run(job), LIMIT_S, watch.said)
-        assert not set(job.row().nodes) & set(first)
+        assert first[-1] not in job.row().nodes
         until(lambda: all(action.done_unix for action in watch.actions()), LIMIT_S, watch.said)
     assert [action.remedy for action in watch.actions()] == ["restart"]
     assert watch.absences() == 1
@@ -344,9 +334,7 @@ def test_killed_between_requeue_and_exclude_it_finishes_on_return_and_does_nothi
     assert job.row().restarts == 1
 
 
-def test_a_comment_drains_no_node_and_a_held_job_says_why_and_is_its_users_to_release(
-    sandbox: Sandbox, tmp_path: Path
-) -> None:
+def test_a_comment_drains_no_node(sandbox: Sandbox, tmp_path: Path) -> None:
     root, user = Slurm(sandbox.runner(root=True)), Slurm(sandbox.runner())
     job = submit(sandbox, "-N1 --requeue --comment=mine", "sleep 300")
     until(lambda: job.row().state is JobState.RUNNING, LIMIT_S)
@@ -371,25 +359,12 @@ def test_a_comment_drains_no_node_and_a_held_job_says_why_and_is_its_users_to_re
             attempt=attempt,
             node=victim,
         )
-        fails = Verdict(
-            kind=IncidentKind.APPLICATION_FAILED,
-            remedy=Remedy.HOLD,
-            reasons=("exit 1 at step 3",),
-            attempt=attempt,
-        )
         assert actor.begin(sick, None)
-        assert actor.begin(fails, None)
         until(lambda: not actor.work(), LIMIT_S)
     try:
         told = node(sandbox, victim)
         assert (told.comment, told.drained, told.reason) == (f"deeplink: {victim}: disk slow", False, "")
-        until(lambda: job.row().state is JobState.PENDING, LIMIT_S)
-        assert job.row().reason == "job requeued in held state"
-        assert user.comment(job.id) == f"mine | deeplink: {attempt}-application-failed: exit 1 at step 3"
-        time.sleep(1.2)
-        user.release(job.row().address)
-        user.update_job(job.row().address, StartTime="now")
-        until(lambda: job.row().state is JobState.RUNNING, LIMIT_S)
+        assert job.row().state is JobState.RUNNING
     finally:
         user.cancel(job.row().address)
         root.comment_node(victim, "")

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from deeplink.cli import cli
 from deeplink.core.errors import DeepLinkError
+from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.environment import RECIPES
-from deeplink.scheduler.launch.errors import LaunchError
 from deeplink.scheduler.launch.launch_spec import LaunchSpec
 
 

@@ -623,23 +623,12 @@ def test_numpy_is_loaded_where_there_is_a_profile(profiled: dict[str, str], tmp_
     assert done.stdout.splitlines()[-1] == "['ClusterShell', 'numpy']"
 
 
-def test_what_may_be_submitted_again_is_kept_for_that_and_for_its_user_alone(
+def test_an_option_that_has_no_effect_any_more_is_accepted_and_that_is_said(
     cluster: dict[str, str], tmp_path: Path
 ) -> None:
     script = tmp_path / "job.sh"
     script.write_text("#!/bin/bash\n#DEEPLINK --resubmit on\n")
-    sbatch({**cluster, "COLOUR": "blue"}, "-N4", "--exclusive", str(script), "a b")
-    path = Path(cluster["HOME"], ".local/state/deeplink/jobs/12/submission.json")
-    kept = json.loads(path.read_text())
-    assert kept["argv"] == ["sbatch", *ADDED, "-N4", "--exclusive", str(script), "a b"], "without the hint"
-    assert (kept["script"], kept["env"]["COLOUR"]) == (script.read_text(), "blue")
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_nothing_is_kept_of_a_job_that_did_not_agree(cluster: dict[str, str]) -> None:
-    sbatch({**cluster, "DEEPLINK_RESUBMIT": "true"}, "-N4", "--deeplink-resubmit=off", "--wrap", "true")
-    folder = Path(cluster["HOME"], ".local/state/deeplink/jobs/12")
-    assert (folder / "decisions.jsonl").exists()
-    assert not (folder / "submission.json").exists()
-    sbatch({**cluster, "DEEPLINK_RESUBMIT": "true"}, "-N4", "--wrap", "true")
-    assert json.loads((folder / "submission.json").read_text())["script"] is None
+    done = sbatch(cluster, "-N4", str(script))
+    assert "resubmit has no effect any more" in done.stderr
+    done = sbatch({**cluster, "DEEPLINK_RESUBMIT": "true"}, "-N4", "--deeplink-resubmit=off", "--wrap", "true")
+    assert "resubmit" not in done.stderr

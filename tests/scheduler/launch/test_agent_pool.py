@@ -24,8 +24,8 @@ from deeplink.rpc.tokens import RunTokens, new_token, token_of
 from deeplink.scheduler.launch import agent_pool
 from deeplink.scheduler.launch.agent_monitor import POLL_S, AgentMonitor, Unheard
 from deeplink.scheduler.launch.agent_pool import START_S, AgentPool, AgentRestart
+from deeplink.scheduler.launch.backend import LaunchError, NodesLostError, NoSlurmdError
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.errors import LaunchError, NodesLostError, NoSlurmdError
 from deeplink.scheduler.launch.process import last_line
 from deeplink.scheduler.node.servicer import NodeServicer, add_to
 from deeplink.scheduler.recovery.relaunch import RelaunchPolicy

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from deeplink.core.types import Attempt
+from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.container import Container, chosen_runtime, entering, needed, pyxis_options
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
-from deeplink.scheduler.launch.errors import LaunchError
 
 ENV = {
     "DEEPLINK_TOKEN_FILE": "/tmp/deeplink-1/token",

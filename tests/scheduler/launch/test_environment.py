@@ -15,6 +15,7 @@ import pytest
 from deeplink.core.config import Config
 from deeplink.core.publish import read_members
 from deeplink.core.types import Attempt
+from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.environment import (
     LAUNCH_VARIABLE,
     Launch,
@@ -27,7 +28,6 @@ from deeplink.scheduler.launch.environment import (
     rank_environment,
     slurm_task,
 )
-from deeplink.scheduler.launch.errors import LaunchError
 from deeplink.scheduler.launch.job import passed_on
 from deeplink.scheduler.launch.srun import step_environment
 from tests.waiting import LIMIT_S

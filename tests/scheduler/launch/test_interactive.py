@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.core.types import NodeName
-from deeplink.scheduler.launch.errors import LaunchError
+from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.srun_shim import Interactive, interactive, understood
 from deeplink.scheduler.slurm.nodeset import unfold_counts
 from deeplink.scheduler.slurm.sbatch_options import SRUN

@@ -14,8 +14,8 @@ import pytest
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import NodeName
 from deeplink.rpc.resolving import InterfaceAddress, Route
+from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.errors import LaunchError
 from deeplink.scheduler.launch.event_log import EventLog
 from deeplink.scheduler.launch.local_backend import LocalBackend
 from deeplink.scheduler.launch.shared_network import SLURMS, SiteFabric, fabric_below, found_network

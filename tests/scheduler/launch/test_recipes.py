@@ -7,6 +7,7 @@ import json
 import pytest
 
 from deeplink.core.types import Attempt
+from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.environment import (
     RECIPES,
     Launch,
@@ -17,7 +18,6 @@ from deeplink.scheduler.launch.environment import (
     mpi_task,
     rank_environment,
 )
-from deeplink.scheduler.launch.errors import LaunchError
 
 
 def launch(recipe: str, *hosts: str, per_node: int = 2, relaunch: int = 2) -> Launch:

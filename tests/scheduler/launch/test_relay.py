@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.scheduler.launch.relay import FailureWatcher, exit_code_of
+from deeplink.scheduler.launch.srun import FailureWatcher, exit_code_of
 from tests.waiting import LIMIT_S
 
 DATA = Path(__file__).parents[2] / "data" / "slurm"
@@ -139,7 +139,7 @@ def test_ranks_are_not_held_up_when_nobody_reads_our_own_standard_error(tmp_path
         textwrap.dedent(
             """
             import os, sys
-            from deeplink.scheduler.launch.relay import FailureWatcher
+            from deeplink.scheduler.launch.srun import FailureWatcher
             reading, writing = os.pipe()
             watcher = FailureWatcher(os.fdopen(reading, "rb"))
             os.close(2)

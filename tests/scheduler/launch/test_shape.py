@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.core.types import NodeName
-from deeplink.scheduler.launch.errors import LaunchError
+from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.launch_spec import Granted, _dealt, check_spread, gpu_options, granted_by, ranks_of
 from deeplink.scheduler.slurm.client import Allocation
 from deeplink.scheduler.slurm.parse import JobAddress

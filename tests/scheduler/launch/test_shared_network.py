@@ -6,8 +6,8 @@ import pytest
 
 from deeplink.core.types import NodeName
 from deeplink.rpc.resolving import InterfaceAddress, Route
+from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.errors import LaunchError
 from deeplink.scheduler.launch.shared_network import first_reached, settled, shared_networks, wanted_network
 
 SLOW, FAST = 1_000, 100_000

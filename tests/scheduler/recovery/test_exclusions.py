@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from deeplink.core.finding import Finding, Severity
 from deeplink.core.types import NodeName
-from deeplink.scheduler.recovery.exclusions import (
+from deeplink.scheduler.recovery.records import NodeRecord
+from deeplink.scheduler.recovery.recovery_steps import (
     KEPT_OFF_S,
     LEAST,
     LOOKED_AT_S,
@@ -17,7 +18,6 @@ from deeplink.scheduler.recovery.exclusions import (
     required_without,
     still_suspected,
 )
-from deeplink.scheduler.recovery.records import NodeRecord
 from deeplink.scheduler.slurm.parse import JobPlace, NodeRow
 from deeplink.scheduler.slurm.states import NodeFlag, NodeState
 

@@ -31,7 +31,6 @@ RESUME = replace(DOWNED, remedy=Remedy.RESUME)
 
 
 COMMENTED = replace(DOWNED, remedy=Remedy.COMMENT, reason="deeplink: 17.0.0-node-sick-n1: disk slow")
-HELD = replace(RESTART, remedy=Remedy.HOLD, reason="deeplink: 17.0.0-application-failed: fails at step 3")
 
 
 def node(state: NodeState = NodeState.ALLOCATED, *flags: NodeFlag, comment: str = "", reason: str = "") -> NodeRow:
@@ -193,12 +192,6 @@ CASES: dict[str, tuple[ActionRecord, ActionFacts, RecoveryStep]] = {
         replace(RUNS, goes_on=True, sent={RecoveryStep.REQUEUE: SETTLE_S}),
         RecoveryStep.GIVE_UP,
     ),
-    "nor is one held that goes on": (HELD, replace(RUNS, comment=HELD.reason, goes_on=True), RecoveryStep.GIVE_UP),
-    "nor one that its user has let go meanwhile": (
-        HELD,
-        replace(RUNS, job=job(restarts=1), comment=HELD.reason),
-        RecoveryStep.GIVE_UP,
-    ),
     "kept off nodes of an earlier restart alone": (
         replace(RESTART, exclude=()),
         replace(QUEUED, sent={RecoveryStep.RELEASE: RELAX_S}, kept_off=True),
@@ -250,39 +243,7 @@ CASES: dict[str, tuple[ActionRecord, ActionFacts, RecoveryStep]] = {
         RecoveryStep.GIVE_UP,
     ),
     "a comment on no node": (COMMENTED, replace(AWAY, node=None), RecoveryStep.GIVE_UP),
-    "held: its reason first": (HELD, replace(RUNS, comment="mine"), RecoveryStep.EXPLAIN),
-    "then it is requeued and held": (
-        HELD,
-        replace(RUNS, comment=f"mine | {HELD.reason}"),
-        RecoveryStep.REQUEUE_HOLD,
-    ),
-    "also where the reason was refused": (
-        HELD,
-        replace(RUNS, comment="", refused=frozenset({RecoveryStep.EXPLAIN})),
-        RecoveryStep.REQUEUE_HOLD,
-    ),
-    "held while it waits": (HELD, replace(WAITS, comment=HELD.reason), RecoveryStep.HOLD),
-    "held by us": (
-        HELD,
-        replace(WAITS, job=job(JobState.PENDING, 1, "job requeued in held state"), comment=HELD.reason),
-        RecoveryStep.DONE,
-    ),
-    "held by its user, and told why": (
-        HELD,
-        replace(WAITS, job=job(JobState.PENDING, 1, "JobHeldUser"), comment=""),
-        RecoveryStep.EXPLAIN,
-    ),
-    "no requeue to hold while a node is unreachable": (
-        HELD,
-        replace(RUNS, comment=HELD.reason, unreachable=(N1,)),
-        RecoveryStep.WAIT,
-    ),
-    "no right to hold": (
-        HELD,
-        replace(RUNS, comment=HELD.reason, refused=frozenset({RecoveryStep.REQUEUE_HOLD})),
-        RecoveryStep.GIVE_UP,
-    ),
-    "it ended before it was held": (HELD, replace(RUNS, job=job(JobState.FAILED)), RecoveryStep.DONE),
+    "of an older watchdog's": (replace(RESTART, remedy="hold"), RUNS, RecoveryStep.GIVE_UP),
     "nothing to do": (replace(DOWNED, remedy=Remedy.NOTHING), AWAY, RecoveryStep.DONE),
 }
 
@@ -297,41 +258,3 @@ def test_whoever_gives_up_says_why() -> None:
     for action, facts, expected in CASES.values():
         if expected is RecoveryStep.GIVE_UP:
             assert next_command(action, facts).why
-
-
-def test_an_heir_of_which_slurm_does_not_say_at_once_that_it_is_held_is_not_taken_for_free() -> None:
-    replacement = replace(job(JobState.PENDING, reason="BeginTime"), id=JobId(18))
-    lost = replace(RUNS, unreachable=(N1,), given_up=True, replacement=replacement, comment="")
-    assert next_command(RESTART, lost).step is RecoveryStep.HAND_OVER
-    left = replace(lost, job=job(JobState.CANCELLED), comment="deeplink: resubmitted as 18")
-    assert next_command(RESTART, left).step is RecoveryStep.LET_GO
-    assert next_command(RESTART, replace(left, sent={RecoveryStep.LET_GO: 0.1})).step is RecoveryStep.DONE
-
-
-def test_an_heir_that_is_not_free_at_once_is_not_told_so_without_a_pause() -> None:
-    replacement = replace(job(JobState.PENDING, reason="JobHeldUser"), id=JobId(18))
-    left = ActionFacts(
-        job=job(JobState.CANCELLED), replacement=replacement, comment="deeplink: resubmitted as 18", sent={}
-    )
-    assert next_command(RESTART, left).step is RecoveryStep.LET_GO
-    assert next_command(RESTART, replace(left, sent={RecoveryStep.LET_GO: 0.1})).step is RecoveryStep.WAIT
-    assert next_command(RESTART, replace(left, sent={RecoveryStep.LET_GO: SETTLE_S})).step is RecoveryStep.LET_GO
-
-
-def test_an_heir_to_whom_nothing_could_be_left_in_time_is_dismissed_before_it_is_given_up() -> None:
-    replacement = replace(job(JobState.PENDING, reason="JobHeldUser"), id=JobId(18))
-    lost = replace(
-        RUNS, unreachable=(N1,), given_up=True, replacement=replacement, comment="", age_s=LONGEST_S + 1
-    )
-    assert next_command(RESTART, lost).step is RecoveryStep.CANCEL_REPLACEMENT
-    assert (
-        next_command(RESTART, replace(lost, sent={RecoveryStep.CANCEL_REPLACEMENT: 0.1})).step is RecoveryStep.WAIT
-    )
-    assert (
-        next_command(RESTART, replace(lost, sent={RecoveryStep.CANCEL_REPLACEMENT: SETTLE_S})).step
-        is RecoveryStep.GIVE_UP
-    )
-    gone = replace(lost, replacement=replace(replacement, state=JobState.CANCELLED))
-    assert next_command(RESTART, gone).step is RecoveryStep.GIVE_UP
-    promised = replace(lost, comment="deeplink: resubmitted as 18")
-    assert next_command(RESTART, promised).step is RecoveryStep.GIVE_UP, "somebody has to look at it"

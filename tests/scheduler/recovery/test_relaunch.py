@@ -132,6 +132,16 @@ def test_most_nodes_silent_at_once_is_not_many_bad_nodes() -> None:
     assert (verdict.move, verdict.lost) == (NextMove.WAIT, ())
 
 
+def test_slurms_word_that_they_are_down_ends_the_doubt() -> None:
+    lost = {"a": GONE, "b": GONE, "c": GONE}
+    told = frozenset(map(NodeName, "abc"))
+    assert decide(seen("a b c d", "", lost, taken=told - {"c"}), POLICY).move is not NextMove.WAIT
+    verdict = decide(seen("a b c d", "", lost, taken=told), POLICY)
+    assert (verdict.move, verdict.lost) == (NextMove.STRANDED, ("a", "b", "c"))
+    assert decide(seen("a b c d", "", lost, taken=told, fewest=1), POLICY).move is NextMove.RELAUNCH
+    assert decide(seen("a b c d", "", lost | {"d": GONE}, taken={NodeName("a")}), POLICY).move is NextMove.WAIT
+
+
 def test_but_not_for_ever() -> None:
     lost = Silence(answer_s=61.0, contact_s=61.0, question_s=61.0)
     assert decide(seen("a b c", "d", {"a": lost, "b": lost, "c": lost}), POLICY).move is NextMove.STRANDED

@@ -85,15 +85,9 @@ def test_submit_returns_the_id_of_federated_answers_too() -> None:
         Slurm(Recorder("sbatch: hm\n")).submit(["x.sh"])
 
 
-def test_excluded_nodes_are_unfolded() -> None:
-    assert Slurm(Recorder("2@@@n[1,3]@@@\n")).excluded_nodes(2) == ("n1", "n3")
-    assert Slurm(Recorder("2@@@@@@\n")).excluded_nodes(2) == ()
-
-
 def test_of_an_array_each_task_is_told_by_itself() -> None:
     """The task that started last has the array's own id, by which squeue selects all tasks (as recorded)."""
     said = "2@@@n1@@@\n3@@@n2@@@\n1@@@n3@@@\n"
-    assert Slurm(Recorder(said)).excluded_nodes(1) == ("n3",)
     assert Slurm(Recorder(said)).comment(1) == "n3"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from deeplink.core.types import NodeName
 from deeplink.scheduler.liveness.probe import Address
@@ -47,9 +46,6 @@ class Machine:
     states: dict[str, str] = field(default_factory=lambda: dict.fromkeys(NODES, "IDLE"))
     dead: set[str] = field(default_factory=set)
     rights: bool = True
-    timeout_s: int = 300
-    dependencies: str = ""
-    refuse_submit: bool = False
     deaths: dict[int, str] = field(default_factory=dict)
     orders: list[str] = field(default_factory=list)
     count: int = 0
@@ -57,9 +53,6 @@ class Machine:
     def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
         if argv[0] in {"squeue", "sinfo"} or argv[:2] == ["scontrol", "show"]:
             return self._answer(argv)
-        return self._ordered(argv)
-
-    def submit(self, argv: Sequence[str], /, *, env: Mapping[str, str], cwd: Path) -> str:
         return self._ordered(argv)
 
     def probe(self, targets: Mapping[NodeName, Address], deadline_s: float) -> dict[NodeName, ProbeResult]:
@@ -87,7 +80,7 @@ class Machine:
         if argv[0] == "squeue":
             return self._squeue(list(argv), line)
         if argv[2] == "config":
-            return f"Configuration data as of now\nSlurmdTimeout = {self.timeout_s} sec\nSlurmdPort = 6818\n"
+            return "Configuration data as of now\nSlurmdPort = 6818\n"
         if argv[2] == "node":
             return "\n".join(self._node(name) for name in (unfold(argv[4]) if len(argv) > 4 else NODES))
         return ""
@@ -98,8 +91,6 @@ class Machine:
     def _squeue(self, argv: list[str], line: str) -> str:
         found = re.search("~[0-9a-f]{16}~", line)
         end = found[0] if found else "\n"
-        if "%E" in line:
-            return self.dependencies
         number = int(argv[argv.index("-j") + 1]) if "-j" in argv else 0
         if number and number not in self.jobs:  # forgotten: it ended more than MinJobAge ago
             raise CommandError(argv, 1, "slurm_load_jobs error: Invalid job id specified")
@@ -132,11 +123,6 @@ class Machine:
     # Orders.
 
     def _obey(self, argv: list[str]) -> str:
-        if argv[0] == "sbatch":
-            return self._submit(argv)
-        if argv[0] == "scancel":
-            self._end(self.jobs[int(argv[-1])], "CANCELLED")
-            return ""
         if argv[1] == "update" and argv[2].startswith("nodename="):
             return self._tell_node(argv)
         job = self.jobs[int(argv[2].removeprefix("jobid="))]
@@ -153,15 +139,6 @@ class Machine:
                 self._update(argv, job)
         return ""
 
-    def _submit(self, argv: list[str]) -> str:
-        if self.refuse_submit:
-            raise CommandError(argv, 1, "sbatch: error: QOSMaxSubmitJobPerUserLimit")
-        fields = dict(word.removeprefix("--").split("=", 1) for word in argv if "=" in word)
-        replacement = Job(max(self.jobs) + 1, "PENDING", reason=HELD, comment=fields["comment"], ran=0)
-        replacement.excluded = fields.get("exclude", "")
-        self.jobs[replacement.id] = replacement
-        return f"{replacement.id}\n"
-
     def _tell_node(self, argv: list[str]) -> str:
         if not self.rights:
             raise CommandError(argv, 1, "slurm_update error: Invalid user id")
@@ -171,10 +148,6 @@ class Machine:
             if order == "down" and job.state == "RUNNING" and name in job.nodes:
                 job.nodes = tuple(node for node in job.nodes if node != name)  # --no-kill
         return ""
-
-    def _end(self, job: Job, state: str) -> None:
-        if job.state in {"RUNNING", "PENDING"}:
-            job.ending, job.then = (3, state) if job.state == "RUNNING" else (0, state)
 
     def _requeue(self, argv: list[str], job: Job, reason: str) -> None:
         if job.state == "PENDING" or job.then == "PENDING":

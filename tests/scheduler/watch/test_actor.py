@@ -353,17 +353,6 @@ def test_an_administrators_comment_is_never_written_over(bench: Bench) -> None:
     assert "administrator" in bench.journal.actions()[0].result
 
 
-def test_a_job_that_fails_again_and_again_is_held_with_the_reason_in_its_comment(bench: Bench) -> None:
-    bench.cluster.comment = "for the paper"
-    asked_for(bench, Remedy.HOLD, "exit 1 at step 3")
-    assert bench.cluster.asked == [
-        "scontrol update jobid=17 Comment=for the paper | deeplink: 17.0.0-application-failed: exit 1 at step 3",
-        "scontrol requeuehold 17",
-    ]
-    (action,) = bench.journal.actions()
-    assert action.result.startswith("held")
-
-
 def test_an_order_that_nobody_answered_is_not_refused_but_given_again(bench: Bench) -> None:
     bench.cluster.rights = False
     bench.cluster.unanswered = " NodeList="

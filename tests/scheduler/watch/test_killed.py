@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,18 +15,13 @@ from prometheus_client import CollectorRegistry
 from deeplink.core.clock import ManualClock
 from deeplink.core.metrics import WatchMetrics
 from deeplink.core.types import Attempt, NodeName
-from deeplink.scheduler.jobs.job_folder import read_events
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.liveness.heartbeats import HeartbeatTable
 from deeplink.scheduler.recovery.evidence import Remedy, Verdict, WatchPolicy
 from deeplink.scheduler.recovery.records import ActionRecord, Beat, IncidentKind, Phase, ProgressPoint
-from deeplink.scheduler.recovery.recovery_steps import LONGEST_S
 from deeplink.scheduler.slurm.client import Slurm
-from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.slurm.submission import Submitted, keep, kept
 from deeplink.scheduler.watch.actor import Actor
 from deeplink.scheduler.watch.observer import Observer
-from deeplink.scheduler.watch.resubmit import Resubmitter
 from tests.effort import examples
 from tests.scheduler.watch.slurm_machine import Job, Killed, Machine
 
@@ -70,9 +64,6 @@ class Watchdog:
             clock=self.clock,
             metrics=WatchMetrics(CollectorRegistry()),
             say=self.said.append,
-            resubmitter=Resubmitter(
-                slurm=slurm, state=self.state, user="ada", clock=self.clock, submit=self.machine.submit
-            ),
         )
 
     def beat(self, attempt: Attempt = ATTEMPT, phase: Phase = Phase.RUNNING, step: int | None = None) -> None:
@@ -80,9 +71,6 @@ class Watchdog:
         self.heartbeats.hear(
             Beat(attempt=attempt, phase=phase, user="ada", progress=points), self.clock.monotonic()
         )
-
-    def agree(self, argv: tuple[str, ...] = ARGV) -> None:
-        keep(self.state / "jobs" / "17", Submitted(argv=argv, script="#!/bin/sh\n", cwd="/", env={"A": "b"}))
 
     def act(self, *verdicts: Verdict) -> None:
         """Act until all is done, whoever dies meanwhile."""
@@ -121,7 +109,7 @@ def verdict(kind: IncidentKind, remedy: Remedy, node: str = "", *exclude: str) -
     )
 
 
-HUNG = verdict(IncidentKind.RANKS_HUNG, Remedy.RESTART, "", "n1")
+MUTE = verdict(IncidentKind.LAUNCHER_LOST, Remedy.RESTART, "", "n1")
 
 
 @settings(max_examples=examples(25))
@@ -129,7 +117,7 @@ HUNG = verdict(IncidentKind.RANKS_HUNG, Remedy.RESTART, "", "n1")
 def test_a_job_is_requeued_once_and_the_suspect_excluded(deaths: dict[int, str]) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"), excluded="n5")}, deaths=deaths)
     with watchdog(machine) as made:
-        made.act(HUNG)
+        made.act(MUTE)
         job = machine.jobs[17]
         assert (job.state, job.restarts, job.ran) == ("RUNNING", 1, 2)
         assert job.excluded == "n[1,5]"
@@ -158,47 +146,10 @@ def test_a_dead_node_is_drained_and_downed_once_and_its_job_started_once(deaths:
 def test_without_rights_the_dead_node_is_taken_out_and_the_job_started_once(deaths: dict[int, str]) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, dead={"n1"}, rights=False, deaths=deaths)
     with watchdog(machine) as made:
-        made.agree()
         made.act(verdict(IncidentKind.JOB_STRANDED, Remedy.RESTART, "n1", "n1"))
         job = machine.jobs[17]
         assert (job.state, job.restarts, job.ran, job.excluded) == ("RUNNING", 1, 2, "n1")
         assert len(machine.jobs) == 1, "its id is kept where that can be"
-
-
-LOST_HOST = verdict(IncidentKind.LAUNCHER_LOST, Remedy.RESTART, "n0", "n0")
-
-
-@settings(max_examples=examples(25))
-@given(deaths=DEATHS)
-def test_a_job_without_its_batch_host_is_submitted_anew_once_and_never_runs_twice(deaths: dict[int, str]) -> None:
-    machine = Machine(
-        {17: Job(17, nodes=("n0", "n1"), comment="mine", excluded="n5")}, dead={"n0"}, rights=False, deaths=deaths
-    )
-    with watchdog(machine) as made:
-        made.agree()
-        made.act(LOST_HOST)
-        old, *resubmitter = machine.jobs.values()
-        (replacement,) = resubmitter
-        assert (old.state, old.then or old.state) in {("RUNNING", "CANCELLED"), ("CANCELLED", "CANCELLED")}
-        assert (replacement.state, replacement.ran) == ("RUNNING", 1)
-        assert replacement.excluded == "n[0,5]"
-        assert made.journal.excluded(replacement.id).keys() == {"n0"}, "its user's own are not ours"
-        assert re.fullmatch(r"mine \| deeplink: in place of 17\.0\.0@\d+", replacement.comment)
-        assert old.comment == f"mine | deeplink: resubmitted as {replacement.id}"
-        cancelled = [place for place, order in enumerate(machine.orders) if order.endswith("scancel --quiet 17")]
-        released = [place for place, order in enumerate(machine.orders) if order.startswith("scontrol release")]
-        assert cancelled[0] < released[0]
-        (action,) = made.actions
-        assert action.result == f"resubmitted as job {replacement.id}"
-        noted = [event for event in read_events(made.state / "jobs/17") if event["event"] == "resubmitted"]
-        assert [event["as"] for event in noted] == [replacement.id]
-        again = kept(made.state / "jobs" / str(replacement.id))
-        assert again is not None
-        assert (again.generation, again.predecessor) == (1, 17)
-
-
-def lost_host(**facts: object) -> Machine:
-    return Machine({17: Job(17, nodes=("n0", "n1"))}, dead={"n0"}, rights=False, **facts)  # type: ignore[arg-type]
 
 
 def until_killed(made: Watchdog) -> None:
@@ -209,109 +160,23 @@ def until_killed(made: Watchdog) -> None:
             made.clock.sleep(0.5)
 
 
-def left_alone(machine: Machine, made: Watchdog, bound_s: float = 20.0) -> None:
-    made.actor.begin(LOST_HOST, None)
-    for _ in range(int(bound_s)):
-        made.actor.work()
-        made.clock.sleep(1.0)
-    assert [*machine.jobs] == [17]
-    assert not any("scancel" in order for order in machine.orders)
-
-
-def test_a_job_that_did_not_agree_waits_for_slurm(tmp_path: Path) -> None:
-    machine = lost_host()
-    made = Watchdog(machine, tmp_path)
-    left_alone(machine, made)
-
-
-def test_a_job_that_others_depend_on_keeps_its_id_and_that_is_said_once(tmp_path: Path) -> None:
-    machine = lost_host(dependencies="afterok:17(unfulfilled)\n")
-    made = Watchdog(machine, tmp_path)
-    made.agree()
-    left_alone(machine, made)
-    assert [line for line in made.said if "depends on it" in line] == [
-        "n0: job 17 is not submitted again: another job depends on it"
-    ]
-
-
-def test_where_slurm_gives_the_node_up_soon_the_id_is_kept(tmp_path: Path) -> None:
-    machine = lost_host(timeout_s=4)
-    made = Watchdog(machine, tmp_path)
-    made.agree()
-    left_alone(machine, made)
-
-
-def test_a_submission_that_slurm_refuses_costs_the_old_job_nothing(tmp_path: Path) -> None:
-    machine = lost_host(refuse_submit=True)
-    made = Watchdog(machine, tmp_path)
-    made.agree()
-    left_alone(machine, made)
-    assert sum(order.startswith("sbatch") for order in machine.orders) == 1
-
-
-def test_one_whose_user_cancels_it_meanwhile_is_not_brought_back(tmp_path: Path) -> None:
-    machine = lost_host(deaths={2: "before"})  # submitted, and killed before the old job was marked
-    made = Watchdog(machine, tmp_path)
-    made.agree()
-    made.actor.begin(LOST_HOST, None)
-    until_killed(made)
-    machine.jobs[17].state = "CANCELLED"
-    made.start()
-    made.act()
-    assert machine.jobs[18].then == "CANCELLED" or machine.jobs[18].state == "CANCELLED"
-    assert machine.jobs[18].ran == 0
-
-
-def test_a_batch_host_that_answers_again_before_its_job_was_left_to_another_keeps_it(tmp_path: Path) -> None:
-    machine = lost_host(deaths={2: "before"})
-    made = Watchdog(machine, tmp_path)
-    made.agree()
-    made.actor.begin(LOST_HOST, None)
-    until_killed(made)
-    machine.dead.clear()
-    made.start()
-    made.beat()
-    for _ in range(40):
-        made.clock.sleep(0.5)
-        made.beat()
-        made.actor.work()
-    assert (machine.jobs[17].state, machine.jobs[17].restarts) == ("RUNNING", 0)
-    assert machine.jobs[18].state == "CANCELLED"
-    assert [action.result for action in made.actions] == ["gave up: the job goes on by itself"]
-
-
-@pytest.mark.parametrize(("dies_at", "ends"), [(2, "CANCELLED"), (3, "RUNNING"), (4, "RUNNING")])
-def test_however_long_it_was_away_an_heir_that_was_promised_is_let_go_and_no_other(
-    tmp_path: Path, dies_at: int, ends: str
+@settings(max_examples=examples(25))
+@given(deaths=DEATHS)
+def test_without_rights_a_job_without_its_batch_host_waits_for_slurms_word_and_starts_once(
+    deaths: dict[int, str],
 ) -> None:
-    machine = lost_host(deaths={dies_at: "before"})  # submitted, marked, cancelled, let go, ...
-    made = Watchdog(machine, tmp_path)
-    made.agree()
-    made.actor.begin(LOST_HOST, None)
-    until_killed(made)
-    del machine.jobs[17]  # whoever cancelled it, Slurm has forgotten it
-    made.clock.sleep(10 * LONGEST_S)
-    made.start()
-    made.act()
-    replacement = machine.jobs[18]
-    assert (replacement.then or replacement.state) == ends
-    assert all(action.done_unix for action in made.actions)
-
-
-def test_an_heir_whose_record_cannot_be_written_is_let_go_once_it_can(tmp_path: Path) -> None:
-    machine = lost_host()
-    made = Watchdog(machine, tmp_path)
-    made.agree()
-    in_the_way = made.state / "jobs" / "18"
-    in_the_way.write_text("")
-    made.actor.begin(LOST_HOST, None)
-    for _ in range(60):
-        made.actor.work()
-        made.clock.sleep(0.5)
-    assert (machine.jobs[17].state, machine.jobs[18].ran) == ("CANCELLED", 0)
-    in_the_way.unlink()
-    made.act()
-    assert (machine.jobs[18].state, machine.jobs[18].ran) == ("RUNNING", 1)
+    machine = Machine({17: Job(17, nodes=("n0", "n1"))}, dead={"n0"}, rights=False, deaths=deaths)
+    with watchdog(machine) as made:
+        made.actor.begin(verdict(IncidentKind.LAUNCHER_LOST, Remedy.RESTART, "n0", "n0"), None)
+        for _ in range(20):
+            made.actor.work()
+            made.clock.sleep(1.0)
+        assert not machine.orders
+        machine.states["n0"], machine.jobs[17].nodes = "DOWN", ("n1",)
+        made.act()
+        job = machine.jobs[17]
+        assert (job.state, job.restarts, job.ran, job.excluded) == ("RUNNING", 1, 2, "n0")
+        assert sum("requeue" in order for order in machine.orders) == 1
 
 
 STEPPED = pytest.param(ATTEMPT, 41, id="ranks made a step")
@@ -324,7 +189,7 @@ def test_a_job_that_went_on_while_the_watchdog_was_away_is_left_alone(
 ) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths={1: "before"})
     made = Watchdog(machine, tmp_path)
-    made.actor.begin(HUNG, None)
+    made.actor.begin(MUTE, None)
     until_killed(made)
     made.clock.sleep(60.0)
     made.start()
@@ -364,35 +229,11 @@ def test_a_launcher_that_was_lost_and_is_heard_again_is_let_be(tmp_path: Path) -
 def test_a_launcher_that_says_the_same_as_before_is_helped_after_all(tmp_path: Path) -> None:
     machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths={1: "before"})
     made = Watchdog(machine, tmp_path)
-    made.actor.begin(HUNG, None)
+    made.actor.begin(verdict(IncidentKind.JOB_STRANDED, Remedy.RESTART, "", "n1"), None)
     until_killed(made)
     made.start()
     for _ in range(40):
         made.clock.sleep(0.5)
-        made.beat()
+        made.beat(phase=Phase.STRANDED)
         made.actor.work()
     assert machine.jobs[17].restarts == 1
-
-
-def test_a_job_let_go_by_its_user_while_the_watchdog_was_away_is_not_held_again(tmp_path: Path) -> None:
-    machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths={2: "after"})  # held, and killed
-    made = Watchdog(machine, tmp_path)
-    made.actor.begin(verdict(IncidentKind.APPLICATION_FAILED, Remedy.HOLD), None)
-    until_killed(made)
-    assert JobState.PENDING in (Slurm(machine).job(17).state for _ in range(10))
-    machine(["scontrol", "release", "17"])
-    made.start()
-    made.act()
-    assert (machine.jobs[17].state, machine.jobs[17].ran) == ("RUNNING", 2)
-    assert sum("requeuehold" in order for order in machine.orders) == 1
-
-
-@settings(max_examples=examples(25))
-@given(deaths=DEATHS)
-def test_a_job_is_held_once_with_its_reason(deaths: dict[int, str]) -> None:
-    machine = Machine({17: Job(17, nodes=("n0", "n1"))}, deaths=deaths)
-    with watchdog(machine) as made:
-        made.act(verdict(IncidentKind.APPLICATION_FAILED, Remedy.HOLD))
-        job = machine.jobs[17]
-        assert (job.state, job.reason, job.ran) == ("PENDING", "job requeued in held state", 1)
-        assert job.comment == "deeplink: 17.0.0-application-failed: seen"

@@ -8,11 +8,8 @@ from deeplink.scheduler.liveness.heartbeats import AgentReport
 from deeplink.scheduler.recovery.evidence import WatchPolicy
 from deeplink.scheduler.slurm.parse import NodeRow, parse_nodes
 from deeplink.scheduler.watch.memory import (
-    LEAKS_AGAIN_S,
-    LEAKS_EVERY_S,
     BootHistory,
     HealthHistory,
-    LeakHistory,
     boot_unix,
 )
 
@@ -48,25 +45,6 @@ def test_a_slurmd_is_as_old_as_its_node_says_unless_that_is_still_to_come() -> N
     boots.note(row(), 10.0)
     assert boots.of(N1, 0.0, now).slurmd_age_s == 60.0
     assert boots.of(N1, 0.0, now - 3_600.0).slurmd_age_s is None, "its clock is ahead of ours"
-
-
-def test_gpus_have_leaked_when_two_counts_find_them_used_on_an_idle_node_without_a_job() -> None:
-    leaks = LeakHistory()
-    assert leaks.due(0.0)
-    leaks.note(row(used=2), (), 0.0)
-    assert leaks.seen[N1] == (0.0, 0.0, 2), "once seen is not yet a leak"
-    assert not leaks.due(LEAKS_AGAIN_S - 1)
-    assert leaks.due(LEAKS_AGAIN_S)
-    leaks.note(row(used=2), (), 70.0)
-    assert leaks.seen[N1] == (0.0, 70.0, 2)
-    leaks.note(row(used=2), {N1}, 80.0)
-    assert N1 not in leaks.seen, "a suspended job has them"
-    for state in ("ALLOCATED", "IDLE+COMPLETING", "DOWN"):
-        leaks.note(row(used=2, state=state), (), 90.0)
-        assert N1 not in leaks.seen
-    assert not leaks.due(90.0 + LEAKS_EVERY_S - 1)
-    leaks.hasten(91.0)
-    assert leaks.due(91.0 + LEAKS_AGAIN_S)
 
 
 def test_a_node_is_well_as_long_as_its_standing_agent_keeps_saying_so() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from typing_extensions import override
 
 from deeplink.core.clock import ManualClock
 from deeplink.core.types import Attempt, NodeName
@@ -21,8 +19,8 @@ from deeplink.scheduler.recovery.recovery_steps import NEXT_SECOND_S
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
 from deeplink.scheduler.slurm.parse import fresh_separator, parse_jobs, parse_nodes
+from deeplink.scheduler.watch.actor import Releaser
 from deeplink.scheduler.watch.observer import ClusterAnswers, Observer
-from deeplink.scheduler.watch.resubmit import Releaser, RequeueHint, RequeueHints
 from tests.scheduler.slurm.answers import answer, job_answer
 
 N1, N2 = NodeName("n1"), NodeName("n2")
@@ -68,14 +66,6 @@ class Counted:
         return dict.fromkeys(targets, ProbeResult.SILENT)
 
 
-class Wished(RequeueHints):
-    """The hint is always for n4 and n5."""
-
-    @override
-    def of(self, job: int, excluded: AbstractSet[NodeName]) -> RequeueHint:
-        return RequeueHint({"ReqNodeList": "n[4-5]"}, (NodeName("n4"), NodeName("n5")))
-
-
 @dataclass
 class Bench:
     """A job, nine idle nodes, and whoever lets the job go."""
@@ -84,9 +74,8 @@ class Bench:
     controller: Controller = field(default_factory=Controller)
     prober: Counted = field(default_factory=Counted)
     clock: ManualClock = field(default_factory=ManualClock)
-    said: list[str] = field(default_factory=list)
 
-    def releaser(self, *, hints: bool = False) -> Releaser:
+    def releaser(self) -> Releaser:
         """Return one that has let nobody go yet."""
         slurm = Slurm(self.controller)
         observer = Observer(
@@ -100,14 +89,11 @@ class Bench:
         told = (f"NodeName=n{i} NodeAddr=n{i} NodeHostName=n{i} State=IDLE\n" for i in range(9))
         rows = parse_nodes("".join(told))
         observer.cluster = ClusterAnswers(self.clock.monotonic(), {}, {row.name: row for row in rows})
-        wished = Wished(run=slurm.run, state_of=lambda _: None, ground=lambda _: None, clock=self.clock)  # type: ignore[arg-type,return-value] # the hint is not made, it is there
         return Releaser(
             slurm=slurm,
             journal=self.journal,
             observer=observer,
             clock=self.clock,
-            say=self.said.append,
-            hints=wished if hints else None,
         )
 
 
@@ -115,23 +101,6 @@ class Bench:
 def bench(tmp_path: Path) -> Iterator[Bench]:
     with Journal(tmp_path / "j.sqlite") as journal:
         yield Bench(journal)
-
-
-@pytest.mark.parametrize(
-    ("refused", "told"),
-    [
-        ("", [("ReqNodeList=n[4-5]", "StartTime=now")]),
-        ("ReqNodeList", [("ReqNodeList=n[4-5]", "StartTime=now"), ("StartTime=now",)]),
-    ],
-)
-def test_a_job_whose_wish_is_refused_is_let_go_without_it_at_once(
-    bench: Bench, refused: str, told: list[tuple[str, ...]]
-) -> None:
-    bench.controller.refused = refused
-    releaser = bench.releaser(hints=True)
-    releaser.release(JOB, ())
-    assert bench.controller.told == told
-    assert len(bench.said) == 1
 
 
 @pytest.mark.parametrize("heard", [True, False])

@@ -115,6 +115,15 @@ def test_a_watchdog_that_returns_takes_over_what_is_open(bench: Bench) -> None:
     assert [one.outcome for one in sick(bench)] == [IncidentOutcome.RECOVERED]
 
 
+def test_what_an_older_watchdog_left_open_and_no_one_judges_any_more_ends(bench: Bench) -> None:
+    left = Incident(id="cluster-gres-leaked@17", kind="gres-leaked", began_unix=1.0, detected_unix=2.0)
+    bench.journal.record_incident(left)
+    bench.start()
+    bench.daemon.run(lambda _: True)
+    attend(bench, 12)
+    assert [one.outcome for one in bench.journal.incidents(kind="gres-leaked")] == [IncidentOutcome.RECOVERED]
+
+
 @pytest.mark.parametrize(("kernel", "kind"), [("a", "node-cut-off"), ("b", "node-rebooted")])
 def test_of_a_node_that_comes_back_it_is_told_whether_it_had_rebooted(
     bench: Bench, kernel: str, kind: str
@@ -265,19 +274,6 @@ def test_an_open_incident_of_an_odd_name_stops_no_watchdog(bench: Bench) -> None
     bench.daemon.run(lambda _: True)
     calm(bench, 12)
     assert [one.outcome for one in bench.journal.incidents()] == [IncidentOutcome.OPEN]
-
-
-def test_gpus_that_leaked_are_counted_and_told_with_their_cure(bench: Bench) -> None:
-    bench.cluster.gpus_used = {"n0": 4, "n3": 2}  # n0 has the job
-    calm(bench, 180)
-    (leaked,) = bench.journal.incidents(kind="gres-leaked")
-    assert "n3" in leaked.evidence
-    assert "n0" not in leaked.evidence
-    assert "scontrol reconfigure" in leaked.evidence
-    assert bench.cluster.asked == []
-    bench.cluster.gpus_used["n3"] = 0
-    calm(bench, 60)
-    assert [one.outcome for one in bench.journal.incidents(kind="gres-leaked")] == [IncidentOutcome.RECOVERED]
 
 
 def lead(bench: Bench, journal: Path, rounds: int = 1, *, killed: bool = False) -> None:

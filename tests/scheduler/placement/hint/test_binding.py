@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.placement.hint.cluster_survey import is_wish, marked, naming, taking_back, unmarked
-from deeplink.scheduler.recovery.resubmission import ours_in_comment, with_our_comment
+from deeplink.scheduler.recovery.recovery_steps import ours_in_comment, with_our_comment
 from deeplink.scheduler.slurm.nodeset import unfold
 from tests.scheduler.placement.hint.clusters import nodes
 

@@ -103,35 +103,9 @@ def test_what_is_no_decision_is_said(document: dict[str, object]) -> None:
         Recorded.parse(document)
 
 
-def test_in_somebody_elses_folder_only_a_file_of_his_own_is_written_to(tmp_path: Path) -> None:
-    me, other = os.getuid(), os.getuid() + 1
-    folder = tmp_path / "17"
-    with pytest.raises(FileNotFoundError):
-        append(folder, PLAIN, me)
-    assert not folder.exists()
-    folder.mkdir()
-    with pytest.raises(FileNotFoundError):
-        append(folder, PLAIN, me)
-    append(folder, PLAIN)
-    append(folder, PLAIN, me)
-    assert read(folder) == [PLAIN, PLAIN]
-    with pytest.raises(PermissionError):
-        append(folder, PLAIN, other)
-    linked = tmp_path / "18"
-    linked.mkdir()
-    (linked / NAME).symlink_to(folder / NAME)
-    with pytest.raises(OSError, match="symbolic"):
-        append(linked, PLAIN, me)
-    (linked / NAME).unlink()
-    (linked / NAME).hardlink_to(folder / NAME)
-    with pytest.raises(PermissionError):
-        append(linked, PLAIN, me)
-    assert read(folder) == [PLAIN, PLAIN]
-
-
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / NAME)
-    for attempt in (read, lambda folder: append(folder, PLAIN), lambda folder: append(folder, PLAIN, os.getuid())):
+    for attempt in (read, lambda folder: append(folder, PLAIN)):
         with pytest.raises(OSError, match=r"not a file|No such device"):
             attempt(tmp_path)
 
