@@ -31,9 +31,8 @@ from deeplink.cache.replicate.fetching import Healer, WantedShard
 from deeplink.cache.source.cap import SourceCap, TokenBucket
 from deeplink.cache.source.opening import holds_many
 from deeplink.cache.store.store import Store
-from deeplink.cache.transfer.fleet import MemberPool
-from deeplink.cache.transfer.frames import BatchOutcome
-from deeplink.cache.transfer.transport import PlainTransport
+from deeplink.cache.transfer.fleet import BatchOutcome, MemberPool
+from deeplink.cache.transfer.frames import PlainTransport
 from deeplink.core import process_metrics
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.config import Config, load_config
