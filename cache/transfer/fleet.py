@@ -90,8 +90,10 @@ class Asking:
         self._index, self._chain, self._positions = index, chain, positions
         self._shards, self._lengths = index.shard[rows], batch.lengths
         self._has_long = bool(len(rows)) and int(self._lengths.max()) > block.SPAN
-        self._is_left = np.zeros(len(rows), bool)
-        self._is_left[positions] = True
+        self._is_left = np.ones(len(rows), bool)
+        if len(positions) < len(rows):
+            self._is_left[:] = False
+            self._is_left[positions] = True
         self._tried: dict[int, set[NodeName]] = {}
         self.has_second = False  # some are asked of two members at once
         self.refused: set[NodeName] = set()  # busy: may be asked again after a while
@@ -104,6 +106,8 @@ class Asking:
         positions = self._positions if among is None else among
         if not self.count:
             return positions[:0]
+        if self.count == len(self._is_left):
+            return positions
         found: np.ndarray = positions[self._is_left[positions]]
         return found
 
@@ -111,7 +115,7 @@ class Asking:
         """Return which member to ask for which of what is left: each shard's next one that was not asked yet."""
         found: dict[NodeName, list[np.ndarray]] = {}
         left = self.left(among)
-        for shard, places in by_shard(self._shards[left]):
+        for shard, places in by_shard(_at(self._shards, left)):
             tried = self._tried.setdefault(shard, set())
             name = next((name for name in self._chain(shard) if name not in tried | self.silent), None)
             if name is not None:
@@ -151,10 +155,11 @@ class Asking:
         self, positions: np.ndarray, id_of: Callable[[int], ShardId]
     ) -> tuple[frames.ExtentsRequest, Places]:
         """Return the request for these samples, and where their bytes go."""
-        rows, starts, lengths = self.rows[positions], self.batch.offsets[positions], self._lengths[positions]
+        rows, starts = _at(self.rows, positions), _at(self.batch.offsets[:-1], positions)
+        lengths = _at(self._lengths, positions)
         extents = np.empty(len(rows), frames.EXTENT)
         named: list[ShardId] = []
-        for number, here in by_shard(self._shards[positions]):
+        for number, here in by_shard(_at(self._shards, positions)):
             extents["shard"][here] = len(named)
             named.append(id_of(number))
         if self._has_long and int(lengths.max()) > block.SPAN:
@@ -200,7 +205,7 @@ class Asking:
 
     def take(self, positions: np.ndarray, answer: BatchReply) -> np.ndarray:
         """Note the samples that came whole; return the positions of those that are not what was packed."""
-        is_right = answer.checksums == self._index.checksums[self.rows[positions]]
+        is_right = answer.checksums == self._index.checksums[_at(self.rows, positions)]
         if is_right.all() and not answer.status.any():
             came, wrong = positions, positions[:0]
         else:
@@ -216,6 +221,12 @@ class Asking:
     def shards_of(self, positions: np.ndarray) -> list[int]:
         """Return the numbers of the shards that hold these, each once, sorted."""
         return sorted(set(self._shards[positions].tolist()))
+
+
+def _at(column: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return a column at positions that are sorted, each once: itself for as many as it has."""
+    found: np.ndarray = column if len(positions) == len(column) else column[positions]
+    return found
 
 
 def _pieces(lengths: np.ndarray) -> np.ndarray:
