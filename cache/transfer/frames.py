@@ -46,7 +46,7 @@ MOST_EXTENTS = 65_536
 MOST_SHARDS = 4096
 MOST_EXTENT_BYTES = block.SPAN
 _MOST_IDLE = 8
-_AT_ONCE = 256 << 10
+_AT_ONCE = 512 << 10
 """Bytes received before their checksums are taken, which costs no time while the next come."""
 _SLOWEST_BYTES_PER_S = 16 << 20
 """A member that sends slower than this, over the whole of a batch, counts as silent."""
@@ -231,9 +231,10 @@ class _Landing:
         """Return where some of the extents go."""
         return _Landing(Places(self._places.arena, self._places.starts[chosen]), self._lengths[chosen])
 
-    def receive(self, message: Incoming) -> Iterator[int]:
-        """Fill the memory from a message, and yield each extent's checksum while what follows is received."""
+    def receive(self, message: Incoming) -> np.ndarray:
+        """Fill the memory from a message; return each extent's checksum, taken while what follows is received."""
         views, arena, at = self._views or [], self._places.arena, self._first
+        checksums = list[int]()
         marks = np.searchsorted(self._ends, range(_AT_ONCE, self._size, _AT_ONCE)) + 1
         first, stop = 0, self._first + self._size
         for last in sorted({*marks.tolist(), len(views)} - {0}):
@@ -245,8 +246,9 @@ class _Landing:
                 at = end
             elif any(map(len, some)):
                 message.read_into(some, ends=last == len(views))
-            yield from map(block.checksum, some)
+            checksums += map(block.checksum, some)
             first = last
+        return np.array(checksums, np.uint64)
 
 
 class Pending(Protocol):
@@ -451,13 +453,12 @@ class _PlainPending(Pending):
             raise FrameError(f"more items than the {len(self._lengths)} asked for")
         if count == len(self._lengths) and not (status.any() or (items["length"] != wanted).any()):
             # The usual answer: all of them, READ_STATUS_OK, in one message.
-            return BatchReply(status, np.fromiter(self._landing.receive(message), np.uint64, count))
+            return BatchReply(status, self._landing.receive(message))
         is_ok = status == cache_pb2.READ_STATUS_OK
         if (items["length"] != np.where(is_ok, wanted, 0)).any():
             raise FrameError("an item that is not as long as it was asked for")
         checksums, chosen = np.zeros(count, np.uint64), np.flatnonzero(is_ok)
-        landing = self._landing.of(done + chosen)
-        checksums[chosen] = np.fromiter(landing.receive(message), np.uint64, len(chosen))
+        checksums[chosen] = self._landing.of(done + chosen).receive(message)
         return BatchReply(status, checksums)
 
     @override
