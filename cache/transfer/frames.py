@@ -216,12 +216,10 @@ class IdleConnections:
 class _Landing:
     """Where the bytes of extents go as they come."""
 
-    def __init__(self, places: Places, lengths: np.ndarray) -> None:
-        self._places, self._lengths, starts = places, lengths, places.starts
-        self._ends = np.cumsum(lengths)
-        self._size = int(self._ends[-1]) if len(lengths) else 0
-        self._first = int(starts[0]) if self._size else 0
-        self._is_one = bool(self._size) and int(starts[-1] + lengths[-1]) - self._first == self._size
+    def __init__(self, places: Places, lengths: np.ndarray, size: int) -> None:
+        self._places, self._lengths, self._size, starts = places, lengths, size, places.starts
+        self._first = int(starts[0]) if size else 0
+        self._is_one = size > 0 and int(starts[-1]) + int(lengths[-1]) - self._first == size
         self._views = places.views
         if self._views is None:
             arena, ends = places.arena, (starts + lengths).tolist()
@@ -229,26 +227,30 @@ class _Landing:
 
     def of(self, chosen: np.ndarray) -> _Landing:
         """Return where some of the extents go."""
-        return _Landing(Places(self._places.arena, self._places.starts[chosen]), self._lengths[chosen])
+        places, lengths = self._places, self._lengths[chosen]
+        return _Landing(Places(places.arena, places.starts[chosen]), lengths, int(lengths.sum()))
 
     def receive(self, message: Incoming) -> np.ndarray:
         """Fill the memory from a message; return each extent's checksum, taken while what follows is received."""
-        views, arena, at = self._views or [], self._places.arena, self._first
-        checksums = list[int]()
-        marks = np.searchsorted(self._ends, range(_AT_ONCE, self._size, _AT_ONCE)) + 1
-        first, stop = 0, self._first + self._size
-        for last in sorted({*marks.tolist(), len(views)} - {0}):
-            some = views[first:last]
-            if self._is_one:  # in the arena they are one piece
-                end = self._first + int(self._ends[last - 1])
-                if end > at:
-                    message.read_into([arena[at:end]], ends=end == stop)
-                at = end
-            elif any(map(len, some)):
-                message.read_into(some, ends=last == len(views))
+        views, checksums = self._views or [], list[int]()
+        for first, last, start, stop in self._runs(len(views)):
+            some, ends = views[first:last], stop == self._size
+            if stop > start:
+                at = self._first + start  # in the arena they are one piece, as a rule
+                whole = [self._places.arena[at : at + stop - start]] if self._is_one else some
+                message.read_into(whole, ends=ends)
             checksums += map(block.checksum, some)
-            first = last
         return np.array(checksums, np.uint64)
+
+    def _runs(self, count: int) -> list[tuple[int, int, int, int]]:
+        """Return what is received at once: from which extent to which, and from which byte to which."""
+        if self._size <= _AT_ONCE:
+            return [(0, count, 0, self._size)]
+        ends = np.cumsum(self._lengths)
+        marks = np.searchsorted(ends, np.arange(_AT_ONCE, self._size, _AT_ONCE)) + 1
+        stops = sorted({*marks.tolist(), count})
+        sums = [0, *ends[np.array(stops) - 1].tolist()]
+        return list(zip([0, *stops], stops, sums, sums[1:], strict=False))
 
 
 class Pending(Protocol):
@@ -332,7 +334,8 @@ class _PlainPending(Pending):
     ) -> None:
         self._transport, self._member = transport, member
         self._lengths = request.extents["length"].astype(np.int64)
-        self._allowance_s = deadline_s + int(self._lengths.sum()) / _SLOWEST_BYTES_PER_S
+        size = int(self._lengths.sum())
+        self._allowance_s = deadline_s + size / _SLOWEST_BYTES_PER_S
         self._patience_s = deadline_s / 2
         self._deadline = transport.deadline(self._allowance_s)
         self._message = encode_request(request)
@@ -340,7 +343,7 @@ class _PlainPending(Pending):
         self._connection: PlainConnection | None = None
         self._is_begun = False
         self._try_to_send(fresh=False)
-        self._landing = _Landing(places, self._lengths)
+        self._landing = _Landing(places, self._lengths, size)
 
     def _try_to_send(self, *, fresh: bool) -> None:
         try:
