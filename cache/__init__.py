@@ -1,4 +1,4 @@
 """The distributed small-file cache: shards, index, packing, ownership, node store, server, client.
 
-Other packages import: `catalog`, `errors`, `membership`, `packer`, `reader`, `rendezvous`.
+Other packages import: `catalog`, `errors`, `membership`, `packer`, `reader`.
 """

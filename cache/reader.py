@@ -31,9 +31,8 @@ from deeplink.cache.replicate.fetching import Healer, WantedShard
 from deeplink.cache.source.cap import SourceCap, TokenBucket
 from deeplink.cache.source.opening import holds_many
 from deeplink.cache.store.store import Store
-from deeplink.cache.transfer.fleet import MemberPool
-from deeplink.cache.transfer.frames import BatchOutcome
-from deeplink.cache.transfer.transport import PlainTransport
+from deeplink.cache.transfer.fleet import BatchOutcome, MemberPool
+from deeplink.cache.transfer.frames import PlainTransport
 from deeplink.core import process_metrics
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.config import Config, load_config
@@ -303,22 +302,27 @@ class Reader:
 
     def _fill_from_cache(self, own: _Process, wanted: np.ndarray, batch: Batch) -> None:
         left = own.local.fill(wanted, batch)
-        size = batch.arena.nbytes
+        here = batch.arena.nbytes
         if len(left):
-            size -= int(batch.lengths[left].sum())
+            size = here if len(left) == len(wanted) else int(batch.lengths[left].sum())
+            here -= size
             began = self._clock.monotonic()
-            self._fill_from_elsewhere(own, wanted, left, batch)
+            self._fill_from_elsewhere(own, wanted, left, batch, size)
             own.tally.waited(self._clock.monotonic() - began, len(left))
-        own.tally.count(local_samples=len(wanted) - len(left), local_bytes=size)
+        if len(left) < len(wanted):
+            own.tally.count(local_samples=len(wanted) - len(left), local_bytes=here)
 
-    def _fill_from_elsewhere(self, own: _Process, rows: np.ndarray, positions: np.ndarray, batch: Batch) -> None:
+    def _fill_from_elsewhere(
+        self, own: _Process, rows: np.ndarray, positions: np.ndarray, batch: Batch, size: int
+    ) -> None:
         damaged = self._heal_damaged(own)
         outcome = BatchOutcome(positions)
         for pool in own.pools:
             if len(outcome.missing):
                 outcome.go_on(pool.fill(rows, outcome.missing, batch))
-        missing, lengths = outcome.missing, batch.lengths
-        size = int(lengths[positions].sum()) - int(lengths[missing].sum())
+        missing = outcome.missing
+        if len(missing):
+            size -= int(batch.lengths[missing].sum())
         served = len(positions) - len(missing)
         own.tally.count(peer_samples=served, peer_bytes=size, failures=len(damaged) + len(outcome.failed))
         failed = set(outcome.failed)

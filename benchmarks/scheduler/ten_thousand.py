@@ -29,8 +29,7 @@ from typing_extensions import override
 
 from benchmarks.program import hand_over, options
 from benchmarks.rows import make_row
-from deeplink.cache.membership import standing
-from deeplink.cache.rendezvous import RendezvousOrder
+from deeplink.cache.membership import RendezvousOrder, standing
 from deeplink.core.clock import SystemClock
 from deeplink.core.publish import leave_members, read_members
 from deeplink.core.types import Attempt, NodeName, ShardId, format_members

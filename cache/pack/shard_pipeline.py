@@ -22,8 +22,8 @@ from deeplink.cache.errors import (
 )
 from deeplink.cache.format import block
 from deeplink.cache.format.block import checked_shard_id
+from deeplink.cache.membership import CANDIDATES, RendezvousOrder
 from deeplink.cache.pack.building import AbandonedError, FileReader, Piece, ShardBuilder
-from deeplink.cache.rendezvous import CANDIDATES, RendezvousOrder
 from deeplink.cache.transfer.client import MemberClient
 from deeplink.core.descriptors import LockHeldError, opened, try_lock
 from deeplink.core.errors import DeepLinkError

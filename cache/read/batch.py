@@ -11,7 +11,7 @@ import mmap
 import os
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -58,6 +58,8 @@ class Batch:
 
     arena: np.ndarray  # uint8
     offsets: np.ndarray  # int64, one more than samples: sample i is `arena[offsets[i]:offsets[i + 1]]`
+    lengths: np.ndarray  # int64, bytes of each sample
+    _views: list[memoryview] = field(default_factory=list, repr=False)  # made when first asked for
 
     @classmethod
     def empty(cls, lengths: np.ndarray, room: Callable[[int], np.ndarray] | None = None) -> Self:
@@ -65,7 +67,7 @@ class Batch:
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, dtype=np.int64, out=offsets[1:])
         size = int(offsets[-1])
-        return cls(np.empty(size, np.uint8) if room is None else room(size), offsets)
+        return cls(np.empty(size, np.uint8) if room is None else room(size), offsets, offsets[1:] - offsets[:-1])
 
     @property
     def data(self) -> memoryview:
@@ -85,14 +87,10 @@ class Batch:
 
     def views(self) -> list[memoryview]:
         """Return each sample's bytes."""
-        data, ends = self.data, self.offsets.tolist()
-        return [data[start:stop] for start, stop in itertools.pairwise(ends)]
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Bytes of each sample, int64, shape (samples,)."""
-        found: np.ndarray = np.diff(self.offsets)
-        return found
+        if not self._views:
+            data = self.data
+            self._views[:] = [data[start:stop] for start, stop in itertools.pairwise(self.offsets.tolist())]
+        return self._views.copy()
 
 
 def by_shard(shards: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

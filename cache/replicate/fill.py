@@ -15,7 +15,7 @@ import grpc
 from deeplink.cache import membership
 from deeplink.cache.errors import ShardIdError
 from deeplink.cache.format import block
-from deeplink.cache.rendezvous import RendezvousOrder
+from deeplink.cache.membership import RendezvousOrder
 from deeplink.cache.replicate.fetching import HOME, SOURCE, Fetched, FetchOutcome, WantedShard
 from deeplink.cache.store.pins import demand, read_pins
 from deeplink.cache.transfer.client import member_channel

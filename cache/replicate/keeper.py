@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from deeplink.cache import membership
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import StoreError
-from deeplink.cache.membership import configured_members, weight_of
+from deeplink.cache.membership import RendezvousOrder, configured_members, weight_of
 from deeplink.cache.pack.packing_service import PackingServicer
-from deeplink.cache.rendezvous import RendezvousOrder
 from deeplink.cache.replicate.budget import StoreBudget
 from deeplink.cache.replicate.fetching import Fetcher, WantedShard
 from deeplink.cache.replicate.fill import Filler, FillServicer

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.cache.rendezvous import RendezvousOrder
+from deeplink.cache.membership import RendezvousOrder
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import write_unsynced
 from deeplink.core.types import DATASET_NAME, NodeName

@@ -14,7 +14,7 @@ from deeplink.cache.pack.rebuild_shard import is_unchanged
 from deeplink.cache.replicate.fetching import WantedShard
 from deeplink.cache.source.home import open_home
 from deeplink.cache.source.opening import open_source
-from deeplink.cache.transfer.transport import call_member
+from deeplink.cache.transfer.frames import call_member
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import ShardId
 from deeplink.rpc.tokens import shown

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache import membership
 from deeplink.cache.errors import MemberError
-from deeplink.cache.membership import node_name
-from deeplink.cache.rendezvous import RendezvousOrder
+from deeplink.cache.membership import RendezvousOrder, node_name
 from deeplink.cache.replicate.budget import keep_to_budget
 from deeplink.cache.replicate.fetching import Fetcher, FetchOutcome, WantedShard
 from deeplink.cache.replicate.fill import fill

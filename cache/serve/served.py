@@ -196,55 +196,61 @@ class Answering:
     def __init__(self, shards: ServedShards, request: frames.ExtentsRequest, *, copied: bool) -> None:
         self._shards, self._request, self._copied = shards, request, copied
         self._served, problems, blocks = shards.locate(request.shards)
-        extents = request.extents
-        # One more for extents of shards that were not named.
-        bases = np.array([*(served.base if served else 0 for served in self._served), 0], np.int64)
-        counts = np.array([*(served.count if served else 0 for served in self._served), 0], np.int64)
-        status = np.array([*problems, cache_pb2.READ_STATUS_BAD_EXTENT], np.uint32)
-        self._places = np.minimum(extents["shard"], len(request.shards)).astype(np.int64)
-        self._lengths = extents["length"].astype(np.int64)
-        begins, numbers = extents["offset"].astype(np.int64), extents["block"].astype(np.int64)
-        is_block = numbers < counts[self._places]
-        entries = bases[self._places] + np.where(is_block, numbers, 0)
-        entries = np.minimum(entries, max(len(blocks.offsets) - 1, 0))
-        self._status = status[self._places]
+        extents, begins, numbers = request.extents, request.extents["offset"], request.extents["block"]
+        self._places, self._lengths = extents["shard"], extents["length"].astype(np.int64)
+        bases: np.ndarray | int
+        counts: np.ndarray | int
+        if len(self._served) == 1 and self._served[0] and not self._places.any():  # one shard: the same for all
+            bases, counts = self._served[0].base, self._served[0].count
+            self._status = np.zeros(len(extents), np.uint32)
+        else:
+            # One more for extents of shards that were not named.
+            self._places = np.minimum(self._places, len(self._served))
+            bases = np.array([*(one.base if one else 0 for one in self._served), 0])[self._places]
+            counts = np.array([*(one.count if one else 0 for one in self._served), 0])[self._places]
+            self._status = np.array([*problems, cache_pb2.READ_STATUS_BAD_EXTENT], np.uint32)[self._places]
+        good: np.ndarray = numbers < counts
+        entries: np.ndarray = bases + numbers.astype(np.int64)
+        if not good.all():
+            entries[~good] = 0
         if len(blocks.offsets):
             self._offsets = blocks.offsets[entries] + begins
-            good = is_block & (begins + self._lengths <= blocks.payloads[entries])
-            good &= self._lengths <= frames.MOST_EXTENT_BYTES
+            good &= self._lengths <= np.minimum(blocks.payloads[entries] - begins, frames.MOST_EXTENT_BYTES)
         else:
-            self._offsets, good = begins, np.zeros(len(extents), bool)
-        self._status[~good & (self._status == _OK)] = cache_pb2.READ_STATUS_BAD_EXTENT
+            self._offsets = begins.astype(np.int64)
+        self._is_whole = bool(good.all())  # every extent can be sent, as far as is known
+        if not self._is_whole:
+            self._status[~good & (self._status == _OK)] = cache_pb2.READ_STATUS_BAD_EXTENT
 
     def bodies(self) -> Iterator[Body]:
         """Yield what is to be sent, one body a reply."""
-        is_ok = self._status == _OK
-        ends = np.cumsum(np.where(is_ok, self._lengths, 0))
-        start, cold = 0, self._shards.cold.is_cold()
-        while start < len(ends) or not len(ends):
+        cold = self._shards.cold.is_cold()
+        if self._is_whole and int(self._lengths.sum()) <= _BODY_BYTES:
+            yield self._body(slice(None), cold=cold)
+            return
+        ends = np.cumsum(np.where(self._status == _OK, self._lengths, 0))
+        start = 0
+        while start < len(ends):
             before = int(ends[start - 1]) if start else 0
             stop = max(int(np.searchsorted(ends, before + _BODY_BYTES, side="right")), start + 1)
             yield self._body(slice(start, stop), cold=cold)
             start = stop
-            if not len(ends):
-                return
 
     def _body(self, run: slice, *, cold: bool) -> Body:
-        status, places = self._status[run], self._places[run]
-        is_ok = status == _OK
-        mine = np.flatnonzero(is_ok)
-        shown = mine if len(mine) < len(status) else slice(None)
-        offsets, lengths, own = self._offsets[run][shown], self._lengths[run][shown], places[shown]
+        status, lengths = self._status[run], self._lengths[run]
+        mine = slice(None) if self._is_whole else np.flatnonzero(status == _OK)
         copies, found = list[memoryview](), None
         if self._copied or not all(served is None or served.file.is_mapped for served in self._served):
-            copies = self._read(run, mine, cold=cold)
-        elif len(mine):
-            found = self._scattered(own, offsets, lengths, cold=cold)
+            copies = self._read(run, np.arange(len(status))[mine], cold=cold)
+            lengths = np.where(status == _OK, lengths, 0)  # what could not be read is damaged
+        elif len(lengths[mine]):
+            found = self._scattered(self._places[run][mine], self._offsets[run][mine], lengths[mine], cold=cold)
+        if not self._is_whole:
+            lengths = np.where(status == _OK, lengths, 0)
         head = np.empty(len(status), frames.ITEM)
-        head["status"] = status = self._status[run]
-        head["length"] = sizes = np.where(status == _OK, self._lengths[run], 0)
-        samples = len(mine) if found else int((status == _OK).sum())
-        return Body(head, samples, int(sizes.sum()), copies, found)
+        head["status"], head["length"] = status, lengths
+        samples = len(status) - int(np.count_nonzero(status))  # READ_STATUS_OK is 0
+        return Body(head, samples, len(found) if found else int(lengths.sum()), copies, found)
 
     def _scattered(self, places: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, *, cold: bool) -> Scattered:
         """Return where samples lie in mapped files."""
@@ -252,8 +258,10 @@ class Answering:
             for place, here in by_shard(places):
                 if served := self._served[place]:
                     served.file.will_need(offsets[here].tolist(), lengths[here].tolist())
-        mapped = np.array([served.file.address if served else 0 for served in self._served], np.int64)
         files = [served.file for served in self._served if served]
+        if len(self._served) == 1:
+            return Scattered(offsets + files[0].address, lengths, files)
+        mapped = np.array([served.file.address if served else 0 for served in self._served], np.int64)
         return Scattered(mapped[places] + offsets, lengths, files)
 
     def _read(self, run: slice, mine: np.ndarray, *, cold: bool) -> list[memoryview]:

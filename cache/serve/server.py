@@ -18,7 +18,7 @@ from deeplink.cache.format import block
 from deeplink.cache.serve.served import Answering, ServedShards
 from deeplink.cache.transfer import frames
 from deeplink.cache.transfer.client import CHUNK_BYTES
-from deeplink.cache.transfer.transport import READ_METHOD, SERVICE
+from deeplink.cache.transfer.frames import READ_METHOD, SERVICE
 from deeplink.core import metrics
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.types import ShardId

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections import deque
-from dataclasses import dataclass
+from collections import defaultdict
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,39 +18,27 @@ import numpy as np
 
 from deeplink.cache import membership
 from deeplink.cache.errors import MemberBusyError, MemberError, MemberSilentError
-from deeplink.cache.rendezvous import CANDIDATES, RendezvousOrder
+from deeplink.cache.format import block
+from deeplink.cache.read.batch import by_shard
 from deeplink.cache.transfer import frames
-from deeplink.cache.transfer.frames import Asking, BatchOutcome, Places
+from deeplink.cache.transfer.frames import BatchReply, Places
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from deeplink.cache.format.index import Index
     from deeplink.cache.read.batch import Batch
-    from deeplink.cache.transfer.frames import BatchReply
-    from deeplink.cache.transfer.transport import Pending, Transport
+    from deeplink.cache.transfer.frames import Pending, Transport
     from deeplink.core.clock import Clock
-    from deeplink.core.types import Member, NodeName
+    from deeplink.core.types import Member, NodeName, ShardId
 
 log = logging.getLogger(__name__)
 
-_FIRST_SKIP_S = 5.0
-_LONGEST_SKIP_S = 60.0
-_PROBE_S = 5.0
-"""How long a member that is tried again has to answer before another batch may try it."""
-_MOST_OVERTAKEN = 3
-
-_LATENCIES_KEPT = 128
-_LATENCIES_ENOUGH = 16
-_SECOND_SHARE = 0.05
-"""Second requests over first ones, at most."""
-_MOST_SAVED_REQUESTS = 4.0
-_PERCENTILE = 0.95
-_SHORTEST_PATIENCE_S = 0.02
-"""Less is noise of the machine's own scheduling."""
-_UNKNOWN_PATIENCE_S = 0.1
-_RECOMPUTED_EVERY = 16
+_ASKED_EXTENTS = 1024
+"""Asked for at once: with a shard's name each they stay below `rpc.plain.LARGEST_REQUEST`."""
+_MOST_BATCH_BYTES = 64 << 20
+"""Samples asked of one member at once, so that a batch of giants does not fill the memory."""
 
 _NOT_HELD_S = 10.0
 """How long a member that said it lacks a shard is not asked for it."""
@@ -63,100 +52,187 @@ _MOST_BUSY_S = 2.0
 _MOST_WAITS = 3
 
 
-class Breaker:
-    """Which members to skip because they did not answer: after each failure in a row 5 s, doubling, 60 s at most.
+@dataclass(slots=True, eq=False)
+class BatchOutcome:
+    """How a batch of reads from members went, by position."""
 
-    After that one batch is tried on it; the others follow when that was answered. A member that others overtake
-    three times in a row, without an answer of its own between, has failed too.
-    """
+    missing: np.ndarray  # int64, sorted
+    problems: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
+    failed: set[int] = field(default_factory=set)  # by some member; not holding the shard is no failure
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._failures: dict[NodeName, int] = {}
-        self._overtaken: dict[NodeName, int] = {}
-        self._until: dict[NodeName, float] = {}
-        self._tried: set[NodeName] = set()
+    def go_on(self, later: BatchOutcome) -> None:
+        """Add how it went with other members, who were asked for what was missing."""
+        self.missing = later.missing
+        for position, problems in later.problems.items():
+            self.problems[position] += problems
+        self.failed |= later.failed
 
-    def failed(self, member: NodeName, now: float) -> float:
-        """Note that a member did not answer; return how long it is skipped, seconds."""
-        with self._lock:
-            if self._until.get(member, 0.0) > now and member not in self._tried:
-                return self._until[member] - now  # another thread waited for the same silence
-            failures = self._failures.get(member, 0)
-            self._tried.discard(member)
-            self._failures[member] = failures + 1
-            pause = min(_FIRST_SKIP_S * 2.0 ** min(failures, 10), _LONGEST_SKIP_S)
-            self._until[member] = now + pause
-            return pause
-
-    def overtaken(self, member: NodeName, now: float) -> float:
-        """Note that another member answered in its place; return how long it is skipped, seconds, or 0."""
-        with self._lock:
-            count = self._overtaken[member] = self._overtaken.get(member, 0) + 1
-            if count < _MOST_OVERTAKEN:
-                return 0.0
-            self._overtaken.pop(member)
-        return self.failed(member, now)
-
-    def answered(self, member: NodeName) -> None:
-        """Note that a member answered: its failures are forgotten."""
-        with self._lock:
-            self._failures.pop(member, None)
-            self._until.pop(member, None)
-            self._tried.discard(member)
-            self._overtaken.pop(member, None)
-
-    def skipped(self, now: float) -> frozenset[NodeName]:
-        """Return the members that one batch skips; each whose time is over is tried by this batch alone."""
-        if not self._until:
-            return frozenset()
-        with self._lock:
-            found = frozenset(member for member, until in self._until.items() if until > now)
-            for member in self._until.keys() - found:
-                self._until[member] = now + _PROBE_S
-                self._tried.add(member)
-            return found
+    def fail(self, positions: np.ndarray, problem: str) -> None:
+        """Note that a member failed to serve these."""
+        for position in positions.tolist():
+            self.problems[position].append(problem)
+            self.failed.add(position)
 
 
-class LatencyTracker:
-    """How fast each member begins to answer: past that a second one is asked, within bounds. Thread-safe."""
+class Asking:
+    """A batch being filled by members: what is still missing, which members to ask for it, in which requests."""
 
-    def __init__(self, longest_s: float) -> None:
-        self._longest_s = longest_s
-        self._lock = threading.Lock()
-        self._times: dict[NodeName, deque[float]] = {}
-        self._patience: dict[NodeName, float] = {}
-        self._seen = 0
-        self._saved = _MOST_SAVED_REQUESTS
+    def __init__(
+        self,
+        index: Index,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        batch: Batch,
+        *,
+        chain: Callable[[int], Sequence[NodeName]],
+    ) -> None:
+        self.rows, self.batch, self.count = rows, batch, len(positions)  # count: how many are missing
+        self._index, self._chain, self._positions = index, chain, positions
+        self._shards, self._lengths = index.shard[rows], batch.lengths
+        self._has_long = bool(len(rows)) and int(self._lengths.max()) > block.SPAN
+        self._is_left = np.ones(len(rows), bool)
+        if len(positions) < len(rows):
+            self._is_left[:] = False
+            self._is_left[positions] = True
+        self._tried: dict[int, set[NodeName]] = {}
+        self.has_second = False  # some are asked of two members at once
+        self.refused: set[NodeName] = set()  # busy: may be asked again after a while
+        self.doubted: set[tuple[NodeName, int]] = set()  # members that sent wrong bytes, and of which shards
+        self.silent: set[NodeName] = set()  # failed during this batch: it does not wait for one of them twice
+        self.outcome = BatchOutcome(positions)
 
-    def asked(self) -> None:
-        """Note a first request: it earns a part of a second one."""
-        with self._lock:
-            self._saved = min(self._saved + _SECOND_SHARE, _MOST_SAVED_REQUESTS)
+    def left(self, among: np.ndarray | None = None) -> np.ndarray:
+        """Return the positions still missing."""
+        positions = self._positions if among is None else among
+        if not self.count:
+            return positions[:0]
+        if self.count == len(self._is_left):
+            return positions
+        found: np.ndarray = positions[self._is_left[positions]]
+        return found
 
-    def began(self, member: NodeName, seconds: float) -> None:
-        """Note how long a member took to begin its answer."""
-        with self._lock:
-            times = self._times.setdefault(member, deque(maxlen=_LATENCIES_KEPT))
-            times.append(seconds)
-            self._seen += 1
-            if len(times) >= _LATENCIES_ENOUGH and (
-                self._seen % _RECOMPUTED_EVERY == 0 or member not in self._patience
-            ):
-                self._patience[member] = sorted(times)[int(len(times) * _PERCENTILE)]
+    def shares(self, among: np.ndarray | None = None) -> dict[NodeName, np.ndarray]:
+        """Return which member to ask for which of what is left: each shard's next one that was not asked yet."""
+        found: dict[NodeName, list[np.ndarray]] = {}
+        left = self.left(among)
+        for shard, places in by_shard(_at(self._shards, left)):
+            tried = self._tried.setdefault(shard, set())
+            name = next((name for name in self._chain(shard) if name not in tried | self.silent), None)
+            if name is not None:
+                tried.add(name)
+                found.setdefault(name, []).append(left[places])
+        return {
+            name: groups[0] if len(groups) == 1 else np.sort(np.concatenate(groups))
+            for name, groups in found.items()
+        }
 
-    def patience_s(self, member: NodeName) -> float:
-        """Return how long to wait for a member before another is asked too."""
-        known = self._patience.get(member, _UNKNOWN_PATIENCE_S)
-        return min(max(known, _SHORTEST_PATIENCE_S), self._longest_s)
+    def ask_refused_again(self) -> None:
+        """Let the members that refused be asked once more for what is left."""
+        for tried in self._tried.values():
+            tried.difference_update(self.refused)
+        self.refused.clear()
 
-    def may_ask_twice(self) -> bool:
-        """Tell whether a second request is within the bounds; it is counted then."""
-        with self._lock:
-            if self._saved < 1.0:
-                return False
-            self._saved -= 1.0
-            return True
+    def parts(self, positions: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield one member's share in pieces of a size that one request may have."""
+        is_few = len(positions) <= _ASKED_EXTENTS and not self._has_long
+        if is_few and self.batch.arena.nbytes <= _MOST_BATCH_BYTES:
+            yield positions
+            return
+        lengths = self._lengths[positions]
+        ends, counts = np.cumsum(lengths), np.cumsum(_pieces(lengths))
+        start = 0
+        while start < len(positions):
+            before, asked = (int(ends[start - 1]), int(counts[start - 1])) if start else (0, 0)
+            stop = min(
+                int(np.searchsorted(ends, before + _MOST_BATCH_BYTES, side="right")),
+                int(np.searchsorted(counts, asked + _ASKED_EXTENTS, side="right")),
+            )
+            stop = max(stop, start + 1)
+            yield positions[start:stop]
+            start = stop
+
+    def request(
+        self, positions: np.ndarray, id_of: Callable[[int], ShardId]
+    ) -> tuple[frames.ExtentsRequest, Places]:
+        """Return the request for these samples, and where their bytes go."""
+        rows, starts = _at(self.rows, positions), _at(self.batch.offsets[:-1], positions)
+        lengths = _at(self._lengths, positions)
+        extents = np.empty(len(rows), frames.EXTENT)
+        named: list[ShardId] = []
+        for number, here in by_shard(_at(self._shards, positions)):
+            extents["shard"][here] = len(named)
+            named.append(id_of(number))
+        if self._has_long and int(lengths.max()) > block.SPAN:
+            return self._request_in_pieces(rows, starts, named, extents["shard"])
+        extents["block"], extents["offset"] = self._index.block[rows], self._index.offset[rows]
+        extents["length"] = lengths
+        views = self.batch.views()
+        if len(positions) < len(views):
+            views = [views[position] for position in positions.tolist()]
+        return frames.ExtentsRequest(0, named, extents), Places(self.batch.data, starts, views)
+
+    def _request_in_pieces(
+        self, rows: np.ndarray, starts: np.ndarray, named: list[ShardId], places: np.ndarray
+    ) -> tuple[frames.ExtentsRequest, Places]:
+        found, at = [], []
+        for row, start, place in zip(rows.tolist(), starts.tolist(), places.tolist(), strict=True):
+            for piece in self._index.pieces(row):
+                found.append((place, *piece))
+                at.append(start)
+                start += piece[2]  # noqa: PLW2901 - each piece follows the last
+        extents = np.array(found, frames.EXTENT)
+        return frames.ExtentsRequest(0, named, extents), Places(self.batch.data, np.array(at, np.int64))
+
+    def per_sample(self, positions: np.ndarray, answer: BatchReply) -> BatchReply:
+        """Return each sample's status, of those of its pieces the worst, and checksum."""
+        if len(answer.status) == len(positions):
+            return answer
+        counts = _pieces(self._lengths[positions])
+        status = np.maximum.reduceat(answer.status, np.cumsum(counts) - counts)
+        checksums = [block.checksum(self.batch[position]) for position in positions.tolist()]
+        return BatchReply(status, np.array(checksums, np.uint64))
+
+    @contextmanager
+    def safe(self, positions: np.ndarray) -> Iterator[None]:
+        """Keep those samples that have come already as they are, whatever is written over them meanwhile."""
+        come = positions[~self._is_left[positions]].tolist()
+        kept = [bytes(self.batch[position]) for position in come]
+        try:
+            yield
+        finally:
+            for position, sample in zip(come, kept, strict=True):
+                self.batch[position][:] = sample
+
+    def take(self, positions: np.ndarray, answer: BatchReply) -> np.ndarray:
+        """Note the samples that came whole; return the positions of those that are not what was packed."""
+        is_right = answer.checksums == self._index.checksums[_at(self.rows, positions)]
+        if is_right.all() and not answer.status.any():
+            came, wrong = positions, positions[:0]
+        else:
+            is_ok = answer.status == cache_pb2.READ_STATUS_OK
+            came = positions[is_ok & is_right]
+            wrong = self.left(positions[is_ok & ~is_right])
+        if self.has_second:  # another copy may have brought some of them
+            came = came[self._is_left[came]]
+        self._is_left[came] = False
+        self.count -= len(came)
+        return wrong
+
+    def shards_of(self, positions: np.ndarray) -> list[int]:
+        """Return the numbers of the shards that hold these, each once, sorted."""
+        return sorted(set(self._shards[positions].tolist()))
+
+
+def _at(column: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return a column at positions that are sorted, each once: itself for as many as it has."""
+    found: np.ndarray = column if len(positions) == len(column) else column[positions]
+    return found
+
+
+def _pieces(lengths: np.ndarray) -> np.ndarray:
+    """Return how many extents samples of these lengths are."""
+    found: np.ndarray = np.maximum(-(-lengths // block.SPAN), 1)
+    return found
 
 
 @dataclass(slots=True, eq=False)
@@ -190,12 +266,13 @@ class MemberPool:
         self._count = count
         self._index, self._transport, self._clock, self._deadline_s = index, transport, clock, deadline_s
         self._members = {member.name: member for member in members}
-        self._order, self._node = RendezvousOrder(self._members, membership.standing(members)), node
-        self._breaker, self._pace = Breaker(), LatencyTracker(deadline_s / 4)
+        self._order, self._node = membership.RendezvousOrder(self._members, membership.standing(members)), node
+        self._breaker, self._pace = membership.Breaker(), membership.LatencyTracker(deadline_s / 4)
         self._busy_until: dict[NodeName, float] = {}
         self._lock = threading.Lock()
         self._not_held: dict[tuple[NodeName, int], float] = {}
         self._ranked: dict[int, tuple[NodeName, ...]] = {}
+        self._ids: dict[int, ShardId] = {}
 
     def fill(
         self, rows: np.ndarray, positions: np.ndarray, batch: Batch, *, last_resort: bool = False
@@ -205,7 +282,7 @@ class MemberPool:
         chain = partial(self._candidates, skipped=skipped, last_resort=last_resort)
         work = Asking(self._index, rows, np.asarray(positions, np.int64), batch, chain=chain)
         waits = 0
-        while len(work.left()):
+        while work.count:
             shares = work.shares()
             if shares:
                 self._round(work, shares)
@@ -224,7 +301,7 @@ class MemberPool:
         """Return the members to be asked for a shard, in order; the busy ones last."""
         ranked = self._ranked.get(shard)
         if ranked is None:
-            everyone = self._order.first(self._index.shards[shard].id, CANDIDATES)
+            everyone = self._order.first(self._index.shards[shard].id, membership.CANDIDATES)
             # This node's own agent is last: the sample was not here a moment ago, and it is to bring its shard.
             own = (self._node,) if self._node in self._members else ()
             ranked = self._ranked[shard] = (*(name for name in everyone if name != self._node), *own)
@@ -239,6 +316,12 @@ class MemberPool:
             if name not in skipped and (not self._not_held or self._not_held.get((name, shard), 0.0) <= now)
         ]
         return sorted(found, key=lambda name: self._busy_until.get(name, 0.0) > now)
+
+    def _id_of(self, shard: int) -> ShardId:
+        found = self._ids.get(shard)
+        if found is None:
+            found = self._ids[shard] = self._index.shards[shard].id
+        return found
 
     def _round(self, work: Asking, shares: Mapping[NodeName, np.ndarray]) -> None:
         """Ask each member for its share; all of them work at once."""
@@ -264,9 +347,10 @@ class MemberPool:
         self, work: Asking, shares: Mapping[NodeName, np.ndarray], first: _Call | None = None
     ) -> list[_Call]:
         calls = []
+        work.has_second |= first is not None
         for name, share in shares.items():
             for positions in work.parts(share):
-                request, places = work.request(positions)
+                request, places = work.request(positions, self._id_of)
                 began = self._clock.monotonic()
                 pending = self._transport.start(self._members[name], request, self._deadline_s, places)
                 calls.append(_Call(name, positions, pending, began, first, patience_s=self._pace.patience_s(name)))
@@ -316,7 +400,7 @@ class MemberPool:
         began = self._clock.monotonic()
         try:
             # Another copy's bytes may have come into the same places: what ends badly must not undo them.
-            with work.safe(call.positions):
+            with work.safe(call.positions) if work.has_second else nullcontext():
                 answer = work.per_sample(call.positions, call.pending.result())
         except MemberBusyError as problem:
             # It is well: the next copy serves this time, or it is asked again when it said.
@@ -346,18 +430,15 @@ class MemberPool:
         log.warning("%s; skipped for %.0f s, %d samples are read elsewhere", problem, pause, len(left))
 
     def _take(self, work: Asking, call: _Call, answer: BatchReply) -> None:
-        status, is_new = answer.status, work.is_left(call.positions)
-        is_ok = status == cache_pb2.READ_STATUS_OK
-        is_taken = is_ok & is_new
-        wrong = work.take(call.positions[is_taken], answer.checksums[is_taken])
+        wrong = work.take(call.positions, answer)
         if len(wrong):
             key = self._index.key(int(work.rows[wrong[0]]))
             log.error("member %s sent other bytes for %r than were packed", call.name, key)
             work.outcome.fail(wrong, f"member {call.name}: the bytes have changed")
             work.doubted.update((call.name, shard) for shard in work.shards_of(wrong))
-        if not is_ok.all():
-            for code in sorted(set(status[~is_ok].tolist())):
-                self._refused(work, call.name, call.positions[status == code], code)
+        if answer.status.any():
+            for code in sorted(set(answer.status.tolist()) - {cache_pb2.READ_STATUS_OK}):
+                self._refused(work, call.name, call.positions[answer.status == code], code)
 
     def _refused(self, work: Asking, name: NodeName, positions: np.ndarray, code: int) -> None:
         with self._lock:

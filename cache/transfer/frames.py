@@ -1,42 +1,55 @@
-"""Requests for extents of shards, planned for a batch, and the messages that carry them.
+"""Batches of extents from a member: the messages (docs/decisions/0036-frames.md), and the calls that carry them.
 
 A request is the protobuf message of `Cache.Read`. A reply to a gRPC client is one too; a reply to our own clients
-is a count, the items and their bytes, which are received where they are wanted.
+is a count, the items and their bytes, which are received where they are wanted. Every call carries the token, has
+a deadline, is bounded, and ends in bytes and statuses, or in a member error.
 """
 
 from __future__ import annotations
 
+import select
 import struct
-from collections import defaultdict
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, Self
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn, Protocol, Self, cast
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from typing_extensions import override
 
-from deeplink.cache.errors import FrameError
+from deeplink.cache.errors import FrameError, MemberBusyError, MemberError, MemberSilentError
 from deeplink.cache.format import block
-from deeplink.cache.read.batch import by_shard
 from deeplink.core.types import ShardId
+from deeplink.rpc.plain import (
+    PlainBusyError,
+    PlainCallError,
+    PlainConnection,
+    PlainRefusedError,
+    PlainSilentError,
+    PlainStatusError,
+    Status,
+)
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from deeplink.cache.format.index import Index
-    from deeplink.cache.read.batch import Batch
-    from deeplink.core.types import NodeName
+    from deeplink.core.clock import Clock
+    from deeplink.core.types import Member
+    from deeplink.rpc.plain import Incoming
 
+SERVICE = "deeplink.v1.Cache"
+READ_METHOD = f"/{SERVICE}/Read"
 EXTENT = np.dtype([("shard", "<u4"), ("block", "<u4"), ("offset", "<u4"), ("length", "<u4")])
 ITEM = np.dtype([("status", "<u4"), ("length", "<u4")])
 MOST_EXTENTS = 65_536
 MOST_SHARDS = 4096
-ASKED_EXTENTS = 1024
-"""Asked for at once by our client: with a shard's name each they stay below `rpc.plain.LARGEST_REQUEST`."""
 MOST_EXTENT_BYTES = block.SPAN
-_MOST_BATCH_BYTES = 64 << 20
-"""Samples asked of one member at once, so that a batch of giants does not fill the memory."""
+_MOST_IDLE = 8
+_AT_ONCE = 512 << 10
+"""Bytes received before their checksums are taken, which costs no time while the next come."""
+_SLOWEST_BYTES_PER_S = 16 << 20
+"""A member that sends slower than this, over the whole of a batch, counts as silent."""
 
 _COUNT = struct.Struct("<I")
 
@@ -59,7 +72,8 @@ class Places:
     """Where the bytes of a request's extents are wanted."""
 
     arena: memoryview  # writable
-    starts: np.ndarray  # int64, one per extent: where in the arena its bytes begin
+    starts: np.ndarray  # int64, one per extent: where in the arena its bytes begin; ascending, none overlap
+    views: list[memoryview] | None = None  # of the arena, one per extent, where they were made already
 
     @classmethod
     def alone(cls, request: ExtentsRequest) -> Self:
@@ -140,170 +154,318 @@ def read_reply_head(message: Bytes) -> np.ndarray:
     return items
 
 
-@dataclass(slots=True, eq=False)
-class BatchOutcome:
-    """How a batch of reads from members went, by position."""
-
-    missing: np.ndarray  # int64, sorted
-    problems: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
-    failed: set[int] = field(default_factory=set)  # by some member; not holding the shard is no failure
-
-    def go_on(self, later: BatchOutcome) -> None:
-        """Add how it went with other members, who were asked for what was missing."""
-        self.missing = later.missing
-        for position, problems in later.problems.items():
-            self.problems[position] += problems
-        self.failed |= later.failed
-
-    def fail(self, positions: np.ndarray, problem: str) -> None:
-        """Note that a member failed to serve these."""
-        for position in positions.tolist():
-            self.problems[position].append(problem)
-            self.failed.add(position)
+def _raise(member: Member, problem: PlainCallError) -> NoReturn:
+    """Raise what a plain call to `member` met as one of the member errors."""
+    if isinstance(problem, PlainSilentError):
+        raise MemberSilentError(member.name, str(problem), is_late=problem.is_late) from problem
+    if isinstance(problem, PlainRefusedError):
+        raise MemberError.refused(member.name) from problem
+    if isinstance(problem, PlainBusyError):
+        raise MemberBusyError(member.name, problem.retry_s) from problem
+    if isinstance(problem, PlainStatusError) and problem.code == Status.DATA_LOSS:
+        remedy = "Its other samples are well; look at that node's SSD."
+        raise MemberError(member.name, problem.details, remedy, is_well=True) from problem
+    raise MemberError(member.name, problem.problem, problem.remedy) from problem
 
 
-class Asking:
-    """A batch being filled by members: what is still missing, which members to ask for it, in which requests."""
+def call_member(
+    member: Member, token: str, clock: Clock, method: str, request: bytes, *, deadline_s: float
+) -> Iterator[bytes]:
+    """Yield the replies to one call of the Cache service, over a connection of its own."""
+    try:
+        with PlainConnection(member.address, token, clock) as connection:
+            connection.send(f"/{SERVICE}/{method}", request, clock.monotonic() + deadline_s)
+            yield from connection.replies()
+    except PlainCallError as problem:
+        _raise(member, problem)
 
+
+class IdleConnections:
+    """Connections to members that no call uses now, by address. Safe to use from several threads."""
+
+    def __init__(self, token: str, clock: Clock) -> None:
+        self._token, self._clock = token, clock
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[PlainConnection]] = {}
+
+    def connection(self, member: Member, *, fresh: bool) -> PlainConnection:
+        """Return a connection for one call, an idle one unless it is to be fresh."""
+        with self._lock:
+            idle = self._idle.get(member.address)
+            if idle and not fresh:
+                return idle.pop()
+        return PlainConnection(member.address, self._token, self._clock, node=member.name)
+
+    def keep(self, connection: PlainConnection) -> None:
+        """Take a connection back after a call that went well."""
+        with self._lock:
+            idle = self._idle.setdefault(connection.address, [])
+            if len(idle) < _MOST_IDLE:
+                idle.append(connection)
+                return
+        connection.close()
+
+    def close(self, address: str | None = None) -> None:
+        """End those to an address, whose server has ended one of them; without one, all."""
+        with self._lock:
+            for one in list(self._idle) if address is None else [address]:
+                for connection in self._idle.pop(one, ()):
+                    connection.close()
+
+
+class _Landing:
+    """Where the bytes of extents go as they come."""
+
+    def __init__(self, places: Places, lengths: np.ndarray, size: int) -> None:
+        self._places, self._lengths, self._size, starts = places, lengths, size, places.starts
+        self._first = int(starts[0]) if size else 0
+        self._is_one = size > 0 and int(starts[-1]) + int(lengths[-1]) - self._first == size
+        self._views = places.views
+        if self._views is None:
+            arena, ends = places.arena, (starts + lengths).tolist()
+            self._views = [arena[a:b] for a, b in zip(starts.tolist(), ends, strict=True)]
+
+    def of(self, chosen: np.ndarray) -> _Landing:
+        """Return where some of the extents go."""
+        places, lengths = self._places, self._lengths[chosen]
+        return _Landing(Places(places.arena, places.starts[chosen]), lengths, int(lengths.sum()))
+
+    def receive(self, message: Incoming) -> np.ndarray:
+        """Fill the memory from a message; return each extent's checksum, taken while what follows is received."""
+        views, checksums = self._views or [], list[int]()
+        for first, last, start, stop in self._runs(len(views)):
+            some, ends = views[first:last], stop == self._size
+            if stop > start:
+                at = self._first + start  # in the arena they are one piece, as a rule
+                whole = [self._places.arena[at : at + stop - start]] if self._is_one else some
+                message.read_into(whole, ends=ends)
+            checksums += map(block.checksum, some)
+        return np.array(checksums, np.uint64)
+
+    def _runs(self, count: int) -> list[tuple[int, int, int, int]]:
+        """Return what is received at once: from which extent to which, and from which byte to which."""
+        if self._size <= _AT_ONCE:
+            return [(0, count, 0, self._size)]
+        ends = np.cumsum(self._lengths)
+        marks = np.searchsorted(ends, np.arange(_AT_ONCE, self._size, _AT_ONCE)) + 1
+        stops = sorted({*marks.tolist(), count})
+        sums = [0, *ends[np.array(stops) - 1].tolist()]
+        return list(zip([0, *stops], stops, sums, sums[1:], strict=False))
+
+
+class Pending(Protocol):
+    """A batch on its way."""
+
+    def result(self) -> BatchReply:
+        """Return what came; the bytes of those extents that are OK are in their places.
+
+        Waits until the deadline at most.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Give the batch up; nothing more is written to its places."""
+        ...
+
+
+class Transport(Protocol):
+    """Fetches batches from members. Safe to use from several threads; each process needs its own."""
+
+    def start(self, member: Member, request: ExtentsRequest, deadline_s: float, places: Places) -> Pending:
+        """Send a batch and return without waiting, so that several members work at once."""
+        ...
+
+    def answering(self, batches: Sequence[Pending], timeout_s: float) -> list[int]:
+        """Return which of the batches have begun to come, or failed; wait for the first so long at most."""
+        ...
+
+    def close(self) -> None:
+        """End all connections; batches on their way fail."""
+        ...
+
+
+class PlainTransport(Transport):
+    """The Cache service's Read call over plain connections, which do not mind a fork.
+
+    A batch has a connection to itself while it is on its way; idle ones are kept and used again.
+    """
+
+    def __init__(self, token: str, clock: Clock) -> None:
+        self.idle, self._clock = IdleConnections(token, clock), clock
+
+    @override
+    def start(self, member: Member, request: ExtentsRequest, deadline_s: float, places: Places) -> Pending:
+        return _PlainPending(self, member, request, deadline_s, places)
+
+    @override
+    def answering(self, batches: Sequence[Pending], timeout_s: float) -> list[int]:
+        until, mine = self._clock.monotonic() + timeout_s, cast("Sequence[_PlainPending]", batches)
+        while True:
+            poll, numbers = select.poll(), {}
+            for number, batch in enumerate(mine):
+                watched = batch.watched()
+                if watched is None:
+                    return [number]
+                numbers[watched[0]] = number
+                poll.register(*watched)
+            left = until - self._clock.monotonic()
+            ready = [numbers[descriptor] for descriptor, _ in poll.poll(max(left, 0) * 1000)]
+            begun = [number for number in ready if mine[number].has_begun()]
+            if begun or left <= 0:
+                return sorted(begun)
+
+    def deadline(self, allowance_s: float) -> float:
+        """Return the moment so many seconds from now."""
+        return self._clock.monotonic() + allowance_s
+
+    @override
+    def close(self) -> None:
+        self.idle.close()
+
+
+class _PlainPending(Pending):
     def __init__(
         self,
-        index: Index,
-        rows: np.ndarray,
-        positions: np.ndarray,
-        batch: Batch,
-        *,
-        chain: Callable[[int], Sequence[NodeName]],
+        transport: PlainTransport,
+        member: Member,
+        request: ExtentsRequest,
+        deadline_s: float,
+        places: Places,
     ) -> None:
-        self.rows, self.batch = rows, batch
-        self._index, self._chain, self._positions = index, chain, positions
-        self._shards = index.shard[rows]
-        self._lengths = batch.lengths
-        self._has_long = bool(len(rows)) and int(self._lengths.max()) > block.SPAN
-        self._is_left = np.zeros(len(rows), bool)
-        self._is_left[positions] = True
-        self._tried: dict[int, set[NodeName]] = {}
-        self.refused: set[NodeName] = set()  # busy: may be asked again after a while
-        self.doubted: set[tuple[NodeName, int]] = set()  # members that sent wrong bytes, and of which shards
-        self.silent: set[NodeName] = set()  # failed during this batch: it does not wait for one of them twice
-        self.outcome = BatchOutcome(positions)
+        self._transport, self._member = transport, member
+        self._lengths = request.extents["length"].astype(np.int64)
+        size = int(self._lengths.sum())
+        self._allowance_s = deadline_s + size / _SLOWEST_BYTES_PER_S
+        self._patience_s = deadline_s / 2
+        self._deadline = transport.deadline(self._allowance_s)
+        self._message = encode_request(request)
+        self._problem: MemberError | None = None
+        self._connection: PlainConnection | None = None
+        self._is_begun = False
+        self._try_to_send(fresh=False)
+        self._landing = _Landing(places, self._lengths, size)
 
-    def is_left(self, positions: np.ndarray) -> np.ndarray:
-        """Tell of each position whether its sample is still missing."""
-        found: np.ndarray = self._is_left[positions]
-        return found
+    def _try_to_send(self, *, fresh: bool) -> None:
+        try:
+            self._connection = self._sent(fresh=fresh)
+        except MemberError as problem:
+            self._give_up(problem)
 
-    def left(self, among: np.ndarray | None = None) -> np.ndarray:
-        """Return the positions still missing."""
-        positions = self._positions if among is None else among
-        found: np.ndarray = positions[self._is_left[positions]]
-        return found
+    def _give_up(self, problem: MemberError) -> None:
+        # Without its traceback, which refers to this batch and would keep its memory.
+        each: BaseException | None = problem
+        while each is not None:
+            each.__traceback__ = None
+            each = each.__cause__ or each.__context__
+        self._connection, self._problem = None, problem
 
-    def shares(self, among: np.ndarray | None = None) -> dict[NodeName, np.ndarray]:
-        """Return which member to ask for which of what is left: each shard's next one that was not asked yet."""
-        found: dict[NodeName, list[np.ndarray]] = {}
-        left = self.left(among)
-        for shard, places in by_shard(self._shards[left]):
-            tried = self._tried.setdefault(shard, set())
-            name = next((name for name in self._chain(shard) if name not in tried | self.silent), None)
-            if name is not None:
-                tried.add(name)
-                found.setdefault(name, []).append(left[places])
-        return {
-            name: groups[0] if len(groups) == 1 else np.sort(np.concatenate(groups))
-            for name, groups in found.items()
-        }
+    def _taken_problem(self) -> MemberError:
+        """Return why there is no connection, and forget it: once raised it refers to the frames of its callers."""
+        problem, self._problem = self._problem, None
+        return problem or MemberError(self._member.name, "no connection")
 
-    def ask_refused_again(self) -> None:
-        """Let the members that refused be asked once more for what is left."""
-        for tried in self._tried.values():
-            tried.difference_update(self.refused)
-        self.refused.clear()
+    def _sent(self, *, fresh: bool) -> PlainConnection:
+        connection: PlainConnection | None = None
+        try:
+            connection = self._transport.idle.connection(self._member, fresh=fresh)
+            connection.send(READ_METHOD, self._message, self._deadline)
+        except PlainCallError as problem:
+            if connection is None or self._is_final(connection, problem):
+                _raise(self._member, problem)
+        else:
+            return connection
+        return self._sent(fresh=True)
 
-    def parts(self, positions: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield one member's share in pieces of a size that one request may have."""
-        lengths = self._lengths[positions]
-        is_few = len(positions) <= ASKED_EXTENTS and not self._has_long
-        if is_few and int(lengths.sum()) <= _MOST_BATCH_BYTES:
-            yield positions
-            return
-        ends, counts = np.cumsum(lengths), np.cumsum(_pieces(lengths))
-        start = 0
-        while start < len(positions):
-            before, asked = (int(ends[start - 1]), int(counts[start - 1])) if start else (0, 0)
-            stop = min(
-                int(np.searchsorted(ends, before + _MOST_BATCH_BYTES, side="right")),
-                int(np.searchsorted(counts, asked + ASKED_EXTENTS, side="right")),
-            )
-            stop = max(stop, start + 1)
-            yield positions[start:stop]
-            start = stop
+    def _is_final(self, connection: PlainConnection, problem: PlainCallError) -> bool:
+        """Close a connection that failed; tell whether that is the member's fault.
 
-    def request(self, positions: np.ndarray) -> tuple[ExtentsRequest, Places]:
-        """Return the request for these samples, and where their bytes go."""
-        rows, starts = self.rows[positions], self.batch.offsets[positions]
-        numbers, places = list[int](), np.empty(len(rows), np.int64)
-        for number, here in by_shard(self._shards[positions]):
-            places[here] = len(numbers)
-            numbers.append(number)
-        named: list[ShardId] = [self._index.shards[number].id for number in numbers]
-        if self._has_long and (self._lengths[positions] > block.SPAN).any():
-            return self._request_in_pieces(rows, starts, named, places)
-        extents = np.empty(len(rows), EXTENT)
-        extents["shard"], extents["block"] = places, self._index.block[rows]
-        extents["offset"], extents["length"] = self._index.offset[rows], self._lengths[positions]
-        return ExtentsRequest(0, named, extents), Places(self.batch.data, starts)
+        An idle connection may have been closed by a server that was restarted since.
+        """
+        connection.close()
+        if not isinstance(problem, PlainSilentError) or problem.is_late:
+            return True
+        self._transport.idle.close(connection.address)
+        return not connection.is_used or self._transport.deadline(0.0) >= self._deadline
 
-    def _request_in_pieces(
-        self, rows: np.ndarray, starts: np.ndarray, named: list[ShardId], places: np.ndarray
-    ) -> tuple[ExtentsRequest, Places]:
-        extents, at = [], []
-        for row, start, place in zip(rows.tolist(), starts.tolist(), places.tolist(), strict=True):
-            for piece in self._index.pieces(row):
-                extents.append((place, *piece))
-                at.append(start)
-                start += piece[2]  # noqa: PLW2901 - each piece follows the last
-        return ExtentsRequest(0, named, np.array(extents, EXTENT)), Places(self.batch.data, np.array(at, np.int64))
+    def watched(self) -> tuple[int, int] | None:
+        """Return the socket to wait for, and for what; None: there is nothing to wait for."""
+        connection = self._connection
+        # Where its first bytes are read the socket may not be ready again.
+        return None if connection is None or self._is_begun else connection.awaits
 
-    def per_sample(self, positions: np.ndarray, answer: BatchReply) -> BatchReply:
-        """Return each sample's status, of those of its pieces the worst, and checksum."""
-        if len(answer.status) == len(positions):
-            return answer
-        counts = _pieces(self._lengths[positions])
-        status = np.maximum.reduceat(answer.status, np.cumsum(counts) - counts)
-        data, ends = self.batch.data, self.batch.offsets
-        bounds = zip(ends[positions].tolist(), ends[positions + 1].tolist(), strict=True)
-        checksums = np.fromiter((block.checksum(data[a:b]) for a, b in bounds), np.uint64, len(positions))
+    def has_begun(self) -> bool:
+        """Tell whether an answer comes, now that the socket is ready; sends what could not be sent before."""
+        connection = self._connection
+        if connection is None:
+            return True
+        try:
+            self._is_begun = connection.advance() and connection.has_begun()
+        except PlainCallError as problem:
+            if not self._is_final(connection, problem):
+                self._try_to_send(fresh=True)
+                return self._connection is None
+            try:
+                _raise(self._member, problem)
+            except MemberError as found:
+                self._give_up(found)
+            return True
+        return self._is_begun
+
+    @override
+    def result(self) -> BatchReply:
+        connection = self._connection
+        if connection is None:
+            raise self._taken_problem()
+        # Time that was spent waiting for another member is not this one's silence.
+        connection.postpone(self._transport.deadline(self._allowance_s))
+        try:
+            return self._taken(connection)
+        except PlainCallError as problem:
+            if self._is_final(connection, problem):
+                _raise(self._member, problem)
+        try:
+            return self._taken(self._sent(fresh=True))
+        except PlainCallError as problem:
+            _raise(self._member, problem)
+
+    def _taken(self, connection: PlainConnection) -> BatchReply:
+        found: list[BatchReply] = []
+        done = 0
+        try:
+            for message in connection.incoming(patience_s=self._patience_s):
+                found.append(self._items(message, done))
+                done += len(found[-1].status)
+        except FrameError as problem:
+            connection.close()
+            raise MemberError(self._member.name, str(problem), problem.remedy) from problem
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = None
+        if done != len(self._lengths):
+            connection.close()
+            raise MemberError(self._member.name, f"{done} of {len(self._lengths)} items came")
+        self._transport.idle.keep(connection)
+        return BatchReply.joined(found)
+
+    def _items(self, message: Incoming, done: int) -> BatchReply:
+        items = read_reply_head(message)
+        status, count = items["status"], len(items)
+        wanted = self._lengths if count == len(self._lengths) else self._lengths[done : done + count]
+        if len(wanted) != count:
+            raise FrameError(f"more items than the {len(self._lengths)} asked for")
+        if count == len(self._lengths) and not (status.any() or (items["length"] != wanted).any()):
+            # The usual answer: all of them, READ_STATUS_OK, in one message.
+            return BatchReply(status, self._landing.receive(message))
+        is_ok = status == cache_pb2.READ_STATUS_OK
+        if (items["length"] != np.where(is_ok, wanted, 0)).any():
+            raise FrameError("an item that is not as long as it was asked for")
+        checksums, chosen = np.zeros(count, np.uint64), np.flatnonzero(is_ok)
+        checksums[chosen] = self._landing.of(done + chosen).receive(message)
         return BatchReply(status, checksums)
 
-    @contextmanager
-    def safe(self, positions: np.ndarray) -> Iterator[None]:
-        """Keep those samples that have come already as they are, whatever is written over them meanwhile."""
-        come = positions[~self._is_left[positions]]
-        if not len(come):
-            yield
-            return
-        data, ends = self.batch.data, self.batch.offsets
-        places = [slice(*pair) for pair in zip(ends[come].tolist(), ends[come + 1].tolist(), strict=True)]
-        kept = [bytes(data[place]) for place in places]
-        try:
-            yield
-        finally:
-            for place, sample in zip(places, kept, strict=True):
-                data[place] = sample
-
-    def take(self, positions: np.ndarray, checksums: np.ndarray) -> np.ndarray:
-        """Note that samples came; return the positions of those that are not what was packed."""
-        is_wrong = checksums != self._index.checksums[self.rows[positions]]
-        self._is_left[positions] = is_wrong
-        wrong: np.ndarray = positions[is_wrong]
-        return wrong
-
-    def shards_of(self, positions: np.ndarray) -> list[int]:
-        """Return the numbers of the shards that hold these, each once, sorted."""
-        return sorted(set(self._shards[positions].tolist()))
-
-
-def _pieces(lengths: np.ndarray) -> np.ndarray:
-    """Return how many extents samples of these lengths are."""
-    found: np.ndarray = np.maximum(-(-lengths // block.SPAN), 1)
-    return found
+    @override
+    def cancel(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()

@@ -92,7 +92,7 @@ def _index_problem(found: PathEntry) -> str:
 
 
 def _reports(found: PathEntry, config: Config, held: Holdings, *, quick: bool) -> list[ShardReport]:
-    from deeplink.cache.transfer.transport import PlainTransport
+    from deeplink.cache.transfer.frames import PlainTransport
     from deeplink.ops.inventory import VersionVerification
 
     clock = SystemClock()

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, Self
 import numpy as np
 
 from deeplink.cache import membership
-from deeplink.cache.rendezvous import RendezvousOrder
+from deeplink.cache.membership import RendezvousOrder
 from deeplink.core.types import ShardId
 from deeplink.data.errors import SamplerError
 

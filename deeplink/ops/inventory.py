@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from deeplink.cache.format.index import Index
     from deeplink.cache.replicate.residency import VersionResidency
-    from deeplink.cache.transfer.transport import Transport
+    from deeplink.cache.transfer.frames import Transport
     from deeplink.core.clock import Clock
     from deeplink.core.config import Config
     from deeplink.core.types import Member, SampleKey

@@ -35,13 +35,16 @@ class WholeReply:
 class PlainContext:
     """What a servicer may ask of a call over a plain connection: of `grpc.ServicerContext` what ours use."""
 
+    def __init__(self, is_active: Callable[[], bool]) -> None:
+        self._is_active = is_active
+
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
         """End the call with a status."""
         raise CallRefusedError(int(code.value[0]), details)
 
     def is_active(self) -> bool:
-        """Return whether the caller waits, as far as is known."""
-        return True
+        """Return whether the caller still waits."""
+        return self._is_active()
 
 
 class RecordedServices:
@@ -62,21 +65,22 @@ class RecordedServices:
         self.handlers.update({f"/{service_name}/{name}": one for name, one in method_handlers.items()})
         self._server.add_registered_method_handlers(service_name, method_handlers)
 
-    def plain_methods(self) -> dict[str, Callable[[bytes], Iterator[WholeReply]]]:
+    def plain_methods(self) -> dict[str, Callable[[bytes, Callable[[], bool]], Iterator[WholeReply]]]:
         """Return what answers plain calls of the noted methods, those with one request."""
         return {name: _plain(one) for name, one in self.handlers.items() if not one.request_streaming}
 
 
-def _plain(handler: Any) -> Callable[[bytes], Iterator[WholeReply]]:
-    def answer(message: bytes) -> Iterator[WholeReply]:
+def _plain(handler: Any) -> Callable[[bytes, Callable[[], bool]], Iterator[WholeReply]]:
+    def answer(message: bytes, is_active: Callable[[], bool]) -> Iterator[WholeReply]:
         try:
             request = handler.request_deserializer(message)
         except DecodeError as problem:
             raise CallRefusedError(Status.INVALID, str(problem)) from problem
+        context = PlainContext(is_active)
         if handler.response_streaming:
-            replies = handler.unary_stream(request, PlainContext())
+            replies = handler.unary_stream(request, context)
         else:
-            replies = iter((handler.unary_unary(request, PlainContext()),))
+            replies = iter((handler.unary_unary(request, context),))
         for reply in replies:
             yield WholeReply.of(handler.response_serializer(reply))
 

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.cache.membership import MemberAttributes, next_holder, ranked, scored, standing, weight_of
-from deeplink.cache.rendezvous import CANDIDATES, RendezvousOrder
+from deeplink.cache.membership import (
+    CANDIDATES,
+    MemberAttributes,
+    RendezvousOrder,
+    next_holder,
+    ranked,
+    scored,
+    standing,
+    weight_of,
+)
 from deeplink.core.types import Member, NodeName, ShardId, format_members, parse_members
 
 SHARD = st.text("0123456789abcdef", min_size=40, max_size=40).map(ShardId)

@@ -14,7 +14,7 @@ import pytest
 from deeplink.cache.reader import Reader
 from deeplink.cache.serve.server import MOST_READS
 from deeplink.cache.transfer import frames
-from deeplink.cache.transfer.transport import READ_METHOD
+from deeplink.cache.transfer.frames import READ_METHOD
 from deeplink.core.clock import SystemClock
 from deeplink.rpc.plain import PlainBusyError, PlainConnection
 from tests.faults.processes import Nodes, Record, reading, survived, task_of

@@ -11,16 +11,17 @@ Other packages import: `framing`, `scattered`, `serving`.
 
 from __future__ import annotations
 
-from deeplink.rpc.plain.connection import (
-    Incoming,
+from deeplink.rpc.plain.connection import Incoming, PlainConnection
+from deeplink.rpc.plain.framing import (
+    LARGEST_REQUEST,
+    CallRefusedError,
     PlainBusyError,
     PlainCallError,
-    PlainConnection,
     PlainRefusedError,
     PlainSilentError,
     PlainStatusError,
+    Status,
 )
-from deeplink.rpc.plain.framing import LARGEST_REQUEST, CallRefusedError, Status
 
 __all__ = [
     "LARGEST_REQUEST",

@@ -5,15 +5,26 @@ Replies are received straight into the memory they are wanted in.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import secrets
 import select
+import socket
+import struct
 from typing import TYPE_CHECKING, NoReturn
 
-from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.plain import framing
-from deeplink.rpc.plain.framing import HEAD, LARGEST_REQUEST, FrameKind, Status
-from deeplink.rpc.plain.link import TcpConnection
-from deeplink.rpc.resolving import UnresolvedError
+from deeplink.rpc.plain.framing import (
+    HEAD,
+    LARGEST_REQUEST,
+    FrameKind,
+    PlainCallError,
+    PlainRefusedError,
+    PlainSilentError,
+    check_status,
+)
+from deeplink.rpc.resolving import UnresolvedError, addresses, split_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,57 +35,201 @@ if TYPE_CHECKING:
     from deeplink.rpc.plain.framing import Head
 
 _SAME_RELEASE = "Is it an agent of the same release of DeepLink?"
+_BUFFER = 1 << 14
+_SLACK_S = 0.02  # of a deadline, which saves a system call at most reads
+_MOST_PARTS = 1024  # in one call: IOV_MAX
+_TIME = struct.Struct("ll")  # struct timeval
 
 
-class PlainCallError(DeepLinkError):
-    """A call did not get all of its replies; the connection must be closed."""
-
-    def __init__(self, address: str, problem: str, remedy: str = "") -> None:
-        super().__init__(f"{address}: {problem}", remedy=remedy)
-        self.address, self.problem = address, problem
+def _some(count: int) -> int:
+    if not count:
+        raise ConnectionResetError(errno.ECONNRESET, "the server closed the connection")
+    return count
 
 
-class PlainSilentError(PlainCallError):
-    """The server did not answer in time (`is_late`), cannot be reached, or ended the connection."""
+class TcpConnection:
+    """A connection to `host:port`, begun when it is made; `establish` waits for it.
 
-    def __init__(self, address: str, problem: str, *, is_late: bool = False) -> None:
-        super().__init__(address, problem)
-        self.is_late = is_late
+    What it raises is OSError: TimeoutError where the deadline has passed, ConnectionResetError where the other end
+    has closed. Close it then.
 
+    Attributes:
+        deadline: by the clock's monotonic time, until when whatever is waited for must have happened.
+        patience_s: how long the other end may stand still before the deadline; 0: until then.
+        is_established: whether bytes can be sent.
+    """
 
-class PlainRefusedError(PlainCallError):
-    """The server refuses our token, or does not know it."""
+    def __init__(self, address: str, clock: Clock) -> None:
+        """Begin to connect."""
+        self._clock = clock
+        self.deadline = self.patience_s = 0.0
+        self.is_established = False
+        self._addresses = addresses(*split_address(address), clock)
+        self._socket = self._next_socket()
+        # Small reads are served from here, so that a frame's header costs no system call.
+        self._buffer = memoryview(bytearray(_BUFFER))
+        self._start = self._end = 0
+        self._armed: dict[int, float] = {}
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address, "it refuses our token", "The token file must hold the token of that agent.")
+    def _next_socket(self) -> socket.socket:
+        """Return a socket that connects to the next of the host's addresses (`localhost` has two)."""
+        while True:
+            family, kind, protocol, _, address = self._addresses.pop(0)
+            connection = socket.socket(family, kind, protocol)
+            try:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.setblocking(False)  # noqa: FBT003 - the standard library's
+                with contextlib.suppress(BlockingIOError):
+                    connection.connect(address)
+            except OSError:
+                connection.close()
+                if not self._addresses:
+                    raise
+            else:
+                return connection
 
+    def establish(self) -> None:
+        """Wait until the connection stands."""
+        self._stands(max(self.deadline - self._clock.monotonic(), 0.001))
 
-class PlainBusyError(PlainCallError):
-    """The server has as many calls to answer as it takes at once; `retry_s`: when it may be asked again."""
+    def stands(self) -> bool:
+        """Tell whether the connection stands, without waiting."""
+        return self._stands(0.0)
 
-    def __init__(self, address: str, retry_s: float = 0.0) -> None:
-        super().__init__(address, "the server is busy")
-        self.retry_s = retry_s
+    def _stands(self, wait_s: float) -> bool:
+        while not self.is_established:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLOUT)
+            if not poll.poll(wait_s * 1000):
+                if wait_s:
+                    raise TimeoutError("no connection in time")
+                return False
+            code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if not code:
+                self._socket.setblocking(True)  # noqa: FBT003 - the standard library's
+                self.is_established = True
+            elif self._addresses:
+                self._socket.close()
+                self._socket = self._next_socket()
+            else:
+                raise OSError(code, os.strerror(code))
+        return True
 
+    def fileno(self) -> int:
+        """Return the socket's number; another one until the connection stands."""
+        return self._socket.fileno()
 
-class PlainStatusError(PlainCallError):
-    """The call ended with another status than success."""
+    def is_ready(self, events: int) -> bool:
+        """Tell, without waiting, whether one of poll's events has come, or the connection has failed."""
+        if events & select.POLLIN and self._end > self._start:
+            return True
+        poll = select.poll()
+        poll.register(self._socket, events)
+        return bool(poll.poll(0))
 
-    def __init__(self, address: str, code: int, details: str) -> None:
-        super().__init__(address, f"status {code}: {details}")
-        self.code, self.details = code, details
+    def _arm(self, option: int) -> None:
+        """Let the kernel end the next call at the deadline: it counts all of a call's waits, not each."""
+        left = self.deadline - self._clock.monotonic()
+        if left <= 0:
+            raise TimeoutError("no answer in time")
+        if option == socket.SO_RCVTIMEO and self.patience_s:
+            left = min(left, self.patience_s)
+        if abs(left - self._armed.get(option, 0.0)) <= _SLACK_S:
+            return
+        seconds, microseconds = divmod(int(left * 1e6) + 1, 1_000_000)  # EDOM for a whole million
+        self._socket.setsockopt(socket.SOL_SOCKET, option, _TIME.pack(seconds, microseconds))
+        self._armed[option] = left
 
+    def send(self, data: bytes) -> None:
+        """Send all of `data`."""
+        left = memoryview(data)
+        try:
+            while left:
+                self._arm(socket.SO_SNDTIMEO)
+                left = left[self._socket.send(left) :]
+        except BlockingIOError as problem:
+            raise TimeoutError("timed out") from problem
 
-def check_status(address: str, code: int, details: str, retry_s: float = 0.0) -> None:
-    """Return if a call ended well, as its last frame says."""
-    if code == Status.UNAUTHENTICATED:
-        raise PlainRefusedError(address)
-    if code in {Status.CANCELLED, Status.DEADLINE, Status.UNAVAILABLE}:
-        raise PlainSilentError(address, details)
-    if code == Status.EXHAUSTED:
-        raise PlainBusyError(address, retry_s)
-    if code != Status.OK:
-        raise PlainStatusError(address, code, details)
+    def _receive(self, into: memoryview) -> int:
+        self._arm(socket.SO_RCVTIMEO)
+        try:
+            count = self._socket.recv_into(into)
+        except BlockingIOError as problem:
+            raise TimeoutError("timed out") from problem
+        return _some(count)
+
+    def read(self, wanted: int) -> bytes:
+        """Return the next `wanted` bytes."""
+        if wanted > _BUFFER:
+            whole = bytearray(wanted)
+            self.read_into([memoryview(whole)])
+            return bytes(whole)
+        if self._end - self._start < wanted:
+            self._fill(wanted)
+        found = bytes(self._buffer[self._start : self._start + wanted])
+        self._start += wanted
+        return found
+
+    def _move_up(self) -> None:
+        held = self._end - self._start
+        self._buffer[:held] = bytes(self._buffer[self._start : self._end])
+        self._start, self._end = 0, held
+
+    def _fill(self, least: int) -> None:
+        self._move_up()
+        while self._end < least:
+            self._end += self._receive(self._buffer[self._end :])
+
+    def has(self, wanted: int) -> bool:
+        """Tell, without waiting, whether so many bytes have come; never of more than are read ahead."""
+        if self._end - self._start < wanted <= _BUFFER:
+            self._move_up()
+            try:
+                self._end += _some(self._socket.recv_into(self._buffer[self._end :], 0, socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                return False
+        return self._end - self._start >= wanted
+
+    def ahead(self, wanted: int) -> bytes:
+        """Return the next bytes, which `has` found, and leave them to be read."""
+        return bytes(self._buffer[self._start : self._start + wanted])
+
+    def read_into(self, parts: Sequence[memoryview], *, then: int = 0) -> None:
+        """Fill `parts`, in order, with the next bytes; straight from the socket but for what was read ahead.
+
+        `then` more bytes, which must follow, are read ahead in the same call.
+        """
+        at = 0
+        left = [part for part in parts if part.nbytes]
+        while at < len(left) and self._start < self._end:
+            done = min(self._end - self._start, len(left[at]))
+            left[at][:done] = self._buffer[self._start : self._start + done]
+            self._start += done
+            left[at] = left[at][done:]
+            at += not left[at]
+        if at == len(left):
+            return
+        self._start = self._end = 0  # nothing is read ahead
+        if then:
+            left.append(self._buffer[:then])
+        while at < len(left):
+            # Before each piece: a peer that sends a byte now and then must not keep us beyond the deadline.
+            self._arm(socket.SO_RCVTIMEO)
+            try:
+                some = left[at : at + _MOST_PARTS]
+                count = _some(self._socket.recvmsg_into(some, 0, socket.MSG_WAITALL)[0])
+            except BlockingIOError as problem:
+                raise TimeoutError("timed out") from problem
+            while at < len(left) and count >= len(left[at]):
+                count -= len(left[at])
+                at += 1
+            if count:
+                left[at] = left[at][count:]
+        self._end = then
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self._socket.close()
 
 
 def _silence(address: str, problem: OSError) -> PlainSilentError:
@@ -93,18 +248,17 @@ class Incoming:
 
     def read(self, size: int) -> bytes:
         """Return the next `size` bytes."""
-        self._count(size)
+        if size > self.left:
+            self._connection.refuse("a reply that ends too soon")
+        self.left -= size
         return self._connection.take_bytes(size)
 
     def read_into(self, parts: Sequence[memoryview], *, ends: bool = False) -> None:
         """Fill `parts`, in order, with the next bytes; `ends`: these are the last, and what follows comes soon."""
-        self._count(sum(map(len, parts)))
-        self._connection.take(parts, then=HEAD.size if ends and not self.left else 0)
-
-    def _count(self, size: int) -> None:
-        if size > self.left:
+        self.left -= sum(map(len, parts))
+        if self.left < 0:
             self._connection.refuse("a reply that ends too soon")
-        self.left -= size
+        self._connection.take(parts, then=HEAD.size if ends and not self.left else 0)
 
 
 class PlainConnection:
@@ -167,7 +321,7 @@ class PlainConnection:
 
     def advance(self) -> bool:
         """Go on, without waiting, towards the call that was begun by `send`; tell whether it is sent."""
-        return self._go_on(waits=False)
+        return not self._unsent or self._go_on(waits=False)
 
     def flush(self) -> None:
         """Send the call that was begun by `send`, if that needed waiting; waits for it."""
@@ -235,7 +389,7 @@ class PlainConnection:
     def has_begun(self) -> bool:
         """Tell, without waiting, whether the call's answer has begun to come or has failed."""
         try:
-            return self.advance() and self._link.has(HEAD.size)
+            return (not self._unsent or self.advance()) and self._link.has(HEAD.size)
         except (OSError, PlainCallError):
             return True  # the caller that takes the answer meets it too
 

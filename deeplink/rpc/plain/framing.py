@@ -85,6 +85,57 @@ class CallRefusedError(DeepLinkError):
         self.status, self.why = status, why
 
 
+class PlainCallError(DeepLinkError):
+    """A call did not get all of its replies; the connection must be closed."""
+
+    def __init__(self, address: str, problem: str, remedy: str = "") -> None:
+        super().__init__(f"{address}: {problem}", remedy=remedy)
+        self.address, self.problem = address, problem
+
+
+class PlainSilentError(PlainCallError):
+    """The server did not answer in time (`is_late`), cannot be reached, or ended the connection."""
+
+    def __init__(self, address: str, problem: str, *, is_late: bool = False) -> None:
+        super().__init__(address, problem)
+        self.is_late = is_late
+
+
+class PlainRefusedError(PlainCallError):
+    """The server refuses our token, or does not know it."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, "it refuses our token", "The token file must hold the token of that agent.")
+
+
+class PlainBusyError(PlainCallError):
+    """The server has as many calls to answer as it takes at once; `retry_s`: when it may be asked again."""
+
+    def __init__(self, address: str, retry_s: float = 0.0) -> None:
+        super().__init__(address, "the server is busy")
+        self.retry_s = retry_s
+
+
+class PlainStatusError(PlainCallError):
+    """The call ended with another status than success."""
+
+    def __init__(self, address: str, code: int, details: str) -> None:
+        super().__init__(address, f"status {code}: {details}")
+        self.code, self.details = code, details
+
+
+def check_status(address: str, code: int, details: str, retry_s: float = 0.0) -> None:
+    """Return if a call ended well, as its last frame says."""
+    if code == Status.UNAUTHENTICATED:
+        raise PlainRefusedError(address)
+    if code in {Status.CANCELLED, Status.DEADLINE, Status.UNAVAILABLE}:
+        raise PlainSilentError(address, details)
+    if code == Status.EXHAUSTED:
+        raise PlainBusyError(address, retry_s)
+    if code != Status.OK:
+        raise PlainStatusError(address, code, details)
+
+
 class Head(NamedTuple):
     """What a frame begins with; `method` and `size` are the lengths of what follows."""
 

@@ -7,11 +7,9 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 from deeplink.rpc.plain import framing
 from deeplink.rpc.plain.framing import HEAD, CallRefusedError, Status
-from deeplink.rpc.plain.scattered import IOV_MAX, Scattered, place_of, send_places
+from deeplink.rpc.plain.scattered import IOV_MAX, Scattered, joined_places, send_places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -80,9 +78,8 @@ class Outbox:
             is_scattered |= isinstance(piece, Scattered)
             places += len(piece.pairs) if isinstance(piece, Scattered) else 1
         if is_scattered:
-            found = [piece.pairs if isinstance(piece, Scattered) else place_of(piece) for piece in run]
-            pairs = np.concatenate(found)[:IOV_MAX]
-            size = int(pairs["length"].sum())
+            pairs = joined_places(run, places)[:IOV_MAX]
+            size = int(pairs["length"].sum()) if places > IOV_MAX else sum(map(len, run))
             sent = send_places(to.fileno(), pairs, flags | self._more(size))
         else:
             size = sum(map(len, run))
@@ -153,7 +150,10 @@ class AnswerStream:
                     self.finish(Status.OK)
                 else:
                     self._reply = reply
-                    self.out.put([framing.part(reply.size), *reply.parts], HEAD.size + reply.size)
+                    head, parts = framing.part(reply.size), reply.parts
+                    if parts and isinstance(parts[0], bytes):  # in one piece: the kernel takes fewer
+                        head, parts = head + parts[0], parts[1:]
+                    self.out.put([head, *parts], HEAD.size + reply.size)
 
     def finish(self, status: int, why: str = "", *, retry_ms: int = 0) -> None:
         """End the answer, after what is in `out`."""

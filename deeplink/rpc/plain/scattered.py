@@ -84,10 +84,17 @@ class Scattered:
         return self._pairs
 
 
-def place_of(data: bytes | memoryview) -> np.ndarray:
-    """Return the one place of what is in one piece, an array of PAIR; `data` must outlive it."""
-    found = np.empty(1, PAIR)
-    found["base"], found["length"] = np.frombuffer(data, np.uint8).__array_interface__["data"][0], len(data)
+def joined_places(pieces: Sequence[bytes | memoryview | Scattered], count: int) -> np.ndarray:
+    """Return the `count` places of pieces in order, an array of PAIR; the pieces must outlive it."""
+    found, at = np.empty(count, PAIR), 0
+    bases, lengths = found["base"], found["length"]
+    for piece in pieces:
+        if isinstance(piece, Scattered):
+            found[at : (at := at + len(piece.pairs))] = piece.pairs
+        else:
+            bases[at] = np.frombuffer(piece, np.uint8).ctypes.data
+            lengths[at] = len(piece)
+            at += 1
     return found
 
 

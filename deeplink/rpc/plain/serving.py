@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from deeplink.rpc.plain.outgoing import Reply
 
     Method = Callable[[bytes], Iterator[Reply]]
+    WaitingMethod = Callable[[bytes, Callable[[], bool]], Iterator[Reply]]
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,8 @@ class PlainTerms:
     find_token: Callable[[str], str]  # the token of a name (`tokens.name_of`); empty where there is none
     is_valid: Callable[[str], bool]  # whether calls on a connection of this token are answered, asked for each
     methods: Mapping[str, Method]  # never wait, but for a disk
-    waiting_methods: Mapping[str, Method] = field(default_factory=dict)
+    # may wait; each is given what tells whether its caller still does, for it must not outlast it for long
+    waiting_methods: Mapping[str, WaitingMethod] = field(default_factory=dict)
     # the reply to a call with a token that is valid no more, by token and method; None: it is refused
     farewell: Callable[[str, str], Reply | None] = lambda _token, _method: None
 
@@ -100,6 +102,12 @@ class _Connection:
     @property
     def is_idle(self) -> bool:
         return self.inbound.is_idle and not (self.answers.is_open or self.answers.out.left)
+
+    def is_left(self) -> bool:
+        """Tell whether the peer has closed it: nobody reads, or looks for that, while its answer is made."""
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def cut(self, goodbye: bytes = b"") -> None:
         """End it: the thread that works on it now, or the next one, finds it closed."""
@@ -317,7 +325,7 @@ class PlainServer:
             answers.begin(method(request.message), self._release)
         elif waiting is not None:
             connection.may_wait = True
-            answers.begin(waiting(request.message), self._release_waiting)
+            answers.begin(waiting(request.message, lambda: not connection.is_left()), self._release_waiting)
 
     def _admit(self, *, waits: bool) -> bool:
         with self._lock:

@@ -14,8 +14,7 @@ from deeplink.cache.read.mapped import ShardFile
 from deeplink.cache.serve import served
 from deeplink.cache.serve.server import own_limits
 from deeplink.cache.transfer import frames
-from deeplink.cache.transfer.frames import Places
-from deeplink.cache.transfer.transport import PlainTransport
+from deeplink.cache.transfer.frames import Places, PlainTransport
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import NodeName
 from deeplink.rpc.plain import CallRefusedError

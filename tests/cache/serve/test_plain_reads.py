@@ -18,8 +18,7 @@ from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
 from deeplink.cache.serve.server import CacheServicer, plain_clients, register
 from deeplink.cache.transfer import frames
-from deeplink.cache.transfer.frames import Places
-from deeplink.cache.transfer.transport import PlainTransport
+from deeplink.cache.transfer.frames import Places, PlainTransport
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Member, NodeName, ShardId, format_members
 from deeplink.rpc.channel import bound_server, open_channel

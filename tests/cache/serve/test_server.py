@@ -18,8 +18,7 @@ from deeplink.cache.format.block import SPAN
 from deeplink.cache.serve import server
 from deeplink.cache.transfer import frames
 from deeplink.cache.transfer.client import MemberClient
-from deeplink.cache.transfer.frames import Places
-from deeplink.cache.transfer.transport import PlainTransport
+from deeplink.cache.transfer.frames import Places, PlainTransport
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Member, NodeName, ShardId
 from deeplink.rpc import channel as wire

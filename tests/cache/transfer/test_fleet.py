@@ -18,8 +18,7 @@ from deeplink.cache import membership
 from deeplink.cache.errors import MemberBusyError, MemberError
 from deeplink.cache.read.batch import Batch
 from deeplink.cache.transfer.fleet import MemberPool
-from deeplink.cache.transfer.frames import BatchReply, Places
-from deeplink.cache.transfer.transport import Pending, Transport
+from deeplink.cache.transfer.frames import BatchReply, Pending, Places, Transport
 from deeplink.core.clock import ManualClock
 from deeplink.core.types import Member, NodeName, ShardId
 from deeplink.v1 import cache_pb2

@@ -14,8 +14,7 @@ import pytest
 
 from deeplink.cache.errors import MemberError, MemberSilentError
 from deeplink.cache.transfer import frames
-from deeplink.cache.transfer.frames import Places
-from deeplink.cache.transfer.transport import PlainTransport
+from deeplink.cache.transfer.frames import Places, PlainTransport
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Member, NodeName, ShardId
 from deeplink.rpc.plain import framing

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TOKEN = "secret"  # noqa: S105 - of a server that lives as long as its test
 NODE = "n0"
 REPEAT, HOLD, SHOW = "/t.T/Repeat", "/t.T/Hold", "/t.T/Show"
-SAY, COUNT, WAIT = "/echo.Echo/Say", "/echo.Echo/Count", "/echo.Echo/Wait"
+SAY, COUNT, WAIT, STAY = "/echo.Echo/Say", "/echo.Echo/Count", "/echo.Echo/Wait", "/echo.Echo/Stay"
 NONCE = bytes(framing.NONCE_BYTES)
 
 
@@ -52,6 +52,7 @@ class Served:
     go_on: threading.Event
     refused: list[int]
     shown: list[Piece]
+    left: threading.Event  # a caller of STAY has left
 
     @property
     def address(self) -> str:
@@ -107,7 +108,7 @@ def prove(peer: socket.socket, nonce: bytes = NONCE) -> tuple[bytes, bytes]:
     return payload, proof
 
 
-def _echo(go_on: threading.Event, server: grpc.Server) -> list[str]:
+def _echo(go_on: threading.Event, left: threading.Event, server: grpc.Server) -> list[str]:
     """Add a service of gRPC's to a server."""
 
     def say(request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -124,8 +125,17 @@ def _echo(go_on: threading.Event, server: grpc.Server) -> list[str]:
         assert go_on.wait(LIMIT_S)
         yield request
 
+    def stay(_request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield b"at once"
+        while context.is_active() and not go_on.wait(0.01):
+            pass
+        if go_on.is_set():
+            yield b"in the end"
+        else:
+            left.set()
+
     calls: dict[str, Any] = {"Say": grpc.unary_unary_rpc_method_handler(say, bytes, bytes)}
-    for name, call in (("Count", count), ("Wait", wait)):
+    for name, call in (("Count", count), ("Wait", wait), ("Stay", stay)):
         calls[name] = grpc.unary_stream_rpc_method_handler(call, bytes, bytes)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo.Echo", calls),))
     server.add_registered_method_handlers("echo.Echo", calls)
@@ -135,7 +145,7 @@ def _echo(go_on: threading.Event, server: grpc.Server) -> list[str]:
 @contextmanager
 def served(limits: ServerLimits | None = None) -> Iterator[Served]:
     """Serve until the end of the block."""
-    go_on, refused, shown = threading.Event(), list[int](), list[Any]()
+    go_on, left, refused, shown = threading.Event(), threading.Event(), list[int](), list[Any]()
 
     def repeat(message: bytes) -> Iterator[Said]:
         count, _, size = message.partition(b" ")
@@ -158,10 +168,10 @@ def served(limits: ServerLimits | None = None) -> Iterator[Served]:
         limits=limits or ServerLimits(),
         on_refused=lambda: refused.append(1),
     )
-    bound = bound_server("127.0.0.1:0", TOKEN, partial(_echo, go_on), plain=plain)
+    bound = bound_server("127.0.0.1:0", TOKEN, partial(_echo, go_on, left), plain=plain)
     bound.server.start()
     try:
-        yield Served(bound, go_on, refused, shown)
+        yield Served(bound, go_on, refused, shown, left)
     finally:
         go_on.set()
         bound.server.stop(None).wait()

@@ -26,6 +26,7 @@ from tests.deeplink.rpc.plain.servers import (
     REPEAT,
     SAY,
     SHOW,
+    STAY,
     TOKEN,
     WAIT,
     next_frame,
@@ -107,6 +108,19 @@ def test_a_reply_of_a_method_that_waits_comes_as_soon_as_it_is_there(shared: Ser
         assert shared.repeat() == [10, 10]
         shared.go_on.set()
         assert [reply.read(reply.left) for reply in replies] == [b"in the end"]
+
+
+def test_a_method_that_waits_sees_that_its_caller_left_and_lets_go_of_its_thread() -> None:
+    with served(ServerLimits(workers=1)) as found, found.connect() as stays:
+        with found.connect() as leaves:
+            leaves.send(STAY, b"", soon())
+            assert next(leaves.replies()) == b"at once"
+        until(found.left.is_set)
+        stays.send(STAY, b"", soon())  # by the one thread that may wait
+        replies = stays.replies()
+        assert next(replies) == b"at once"
+        found.go_on.set()
+        assert list(replies) == [b"in the end"]
 
 
 def test_methods_that_wait_hold_up_no_others_and_are_bounded() -> None:

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from deeplink.core.clock import ManualClock
-from deeplink.rpc.plain.link import TcpConnection
+from deeplink.rpc.plain.connection import TcpConnection
 
 
 @pytest.mark.parametrize("left_s", [1.9999999, 2.0, 0.9999995, 0.0000001, 59.9999999])
