@@ -147,8 +147,8 @@ def rebuild_index(
     dry_run: bool = False,
 ) -> Rebuilt:
     """Make an index of shards, and put it back where it is the one that was lost."""
-    source, home = _origin(catalog, wanted)
-    content = joined(_described(catalog, wanted, finder, progress), source, home)
+    source, home, access = _origin(catalog, wanted)
+    content = joined(_described(catalog, wanted, finder, progress), source, home, access)
     lost = None if wanted.as_new else wanted.version
     if dry_run:
         found = catalog.preview(wanted.name, content)
@@ -194,20 +194,20 @@ def _lost_shards(catalog: Catalog, wanted: ReindexRequest) -> list[ShardId]:
     )
 
 
-def _origin(catalog: Catalog, wanted: ReindexRequest) -> tuple[str, str]:
-    """Return source and home of a version, as they were said or as they are on record."""
-    source, home = "", ""
+def _origin(catalog: Catalog, wanted: ReindexRequest) -> tuple[str, str, str]:
+    """Return source, home and access of a version, as they were said or as they are on record."""
+    source, home, access = "", "", ""
     if wanted.version:
         record = catalog.record(wanted.name, wanted.version)
         if record is not None:
-            source, home = record.source, record.home
+            source, home, access = record.source, record.home, record.access
         else:
             with suppress(IndexFormatError, DatasetMissingError):
                 index = catalog.open(wanted.name, wanted.version)
-                source, home = index.source, index.home
+                source, home, access = index.source, index.home, index.access
     if not (wanted.source or source):
         raise SourceError("?", f"where the files of {wanted.name!r} are is not on record", "Say it with --source.")
-    return wanted.source or source, home if wanted.home is None else wanted.home
+    return wanted.source or source, home if wanted.home is None else wanted.home, access
 
 
 def in_order_of_keys(descriptions: Sequence[ShardDescription]) -> list[ShardDescription]:
@@ -215,7 +215,9 @@ def in_order_of_keys(descriptions: Sequence[ShardDescription]) -> list[ShardDesc
     return sorted(descriptions, key=lambda one: one.keys[0].as_py().encode())
 
 
-def joined(descriptions: Sequence[ShardDescription], source: str, home: str = "") -> IndexContent:
+def joined(
+    descriptions: Sequence[ShardDescription], source: str, home: str = "", access: str = ""
+) -> IndexContent:
     """Return the content of an index of shards, numbered as they come."""
     counts = [len(one) for one in descriptions]
     keys = pa.concat_arrays([one.keys for one in descriptions])
@@ -236,6 +238,7 @@ def joined(descriptions: Sequence[ShardDescription], source: str, home: str = ""
     return IndexContent(
         source=source,
         home=home,
+        access=access,
         shards=entries,
         block_offsets=[one.block_offsets for one in descriptions],
         keys=keys,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.plain import framing
 from deeplink.rpc.plain.framing import HEAD, LARGEST_REQUEST, FrameKind, Status
-from deeplink.rpc.plain.link import TcpConnection
+from deeplink.rpc.plain.link import StreamConnection
 from deeplink.rpc.resolving import UnresolvedError
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class PlainConnection:
         self._is_greeted = self._is_proven = self.is_used = False
         self._unsent = b""
         try:
-            self._link = TcpConnection(address, clock)
+            self._link = StreamConnection(address, clock)
         except (OSError, ValueError, UnresolvedError) as problem:
             raise PlainSilentError(address, str(problem)) from problem
 

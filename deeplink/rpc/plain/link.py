@@ -1,4 +1,4 @@
-"""A TCP connection whose every wait ends at one deadline."""
+"""A connection by TCP, or to a Unix socket, whose every wait ends at one deadline."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import os
 import select
 import socket
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from deeplink.rpc.plain.local import UNIX
 from deeplink.rpc.resolving import addresses, split_address
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ _MOST_PARTS = 1024  # in one call: IOV_MAX
 _TIME = struct.Struct("ll")  # struct timeval
 
 
-class TcpConnection:
-    """A connection to `host:port`, begun when it is made; `establish` waits for it.
+class StreamConnection:
+    """A connection to `host:port`, or to `unix:PATH`, begun when it is made; `establish` waits for it.
 
     What it raises is OSError: TimeoutError where the deadline has passed, ConnectionResetError where the other end
     has closed. Close it then.
@@ -40,7 +41,11 @@ class TcpConnection:
         self._clock = clock
         self.deadline = self.patience_s = 0.0
         self.is_established = False
-        self._addresses = addresses(*split_address(address), clock)
+        self._addresses: list[tuple[int, int, int, str, Any]] = (
+            [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", address.removeprefix(UNIX))]
+            if address.startswith(UNIX)
+            else addresses(*split_address(address), clock)
+        )
         self._socket = self._next_socket()
         # Small reads are served from here, so that a frame's header costs no system call.
         self._buffer = memoryview(bytearray(_BUFFER))
@@ -53,7 +58,8 @@ class TcpConnection:
             family, kind, protocol, _, address = self._addresses.pop(0)
             connection = socket.socket(family, kind, protocol)
             try:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if family != socket.AF_UNIX:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.setblocking(False)  # noqa: FBT003 - the standard library's
                 with contextlib.suppress(BlockingIOError):
                     connection.connect(address)
