@@ -42,7 +42,7 @@ from deeplink.core.config import Config, load_config
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.mounts import slowness
 from deeplink.core.types import Member
-from deeplink.rpc.plain.local import NO_SECRET, UNIX
+from deeplink.rpc.plain.local_socket import NO_SECRET, UNIX
 from deeplink.rpc.tokens import read_token
 
 if TYPE_CHECKING:

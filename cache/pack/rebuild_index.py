@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -22,9 +22,11 @@ from deeplink.cache.errors import (
 )
 from deeplink.cache.format.block import checked_shard_id
 from deeplink.cache.format.index_format import IndexContent, ShardEntry, is_ascending
+from deeplink.cache.source.opening import open_source
 from deeplink.cache.store import described
 from deeplink.cache.store.store import Store
 from deeplink.cache.transfer.client import MemberClient
+from deeplink.core.errors import DeepLinkError
 from deeplink.core.text import listed
 
 if TYPE_CHECKING:
@@ -150,6 +152,8 @@ def rebuild_index(
     source, home, access = _origin(catalog, wanted)
     content = joined(_described(catalog, wanted, finder, progress), source, home, access)
     lost = None if wanted.as_new else wanted.version
+    if not access and (not lost or catalog.preview(wanted.name, content) != lost):
+        content = replace(content, access=_access_now(source))
     if dry_run:
         found = catalog.preview(wanted.name, content)
     elif lost:
@@ -208,6 +212,14 @@ def _origin(catalog: Catalog, wanted: ReindexRequest) -> tuple[str, str, str]:
     if not (wanted.source or source):
         raise SourceError("?", f"where the files of {wanted.name!r} are is not on record", "Say it with --source.")
     return wanted.source or source, home if wanted.home is None else wanted.home, access
+
+
+def _access_now(source: str) -> str:
+    """Return who may read a source, as a packing would record it; empty where it cannot be listed."""
+    try:
+        return open_source(source).listing().access
+    except (DeepLinkError, OSError):
+        return ""
 
 
 def in_order_of_keys(descriptions: Sequence[ShardDescription]) -> list[ShardDescription]:

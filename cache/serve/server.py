@@ -24,7 +24,7 @@ from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.types import ShardId
 from deeplink.rpc.channel import PlainClients, connections_allowed
 from deeplink.rpc.plain import CallRefusedError, Status
-from deeplink.rpc.plain.local import NO_SECRET, LocalListener
+from deeplink.rpc.plain.local_socket import NO_SECRET, LocalListener
 from deeplink.rpc.plain.serving import PlainServer, PlainTerms, ServerLimits
 from deeplink.v1 import cache_pb2
 

@@ -26,7 +26,7 @@ from deeplink.rpc.plain import (
     PlainStatusError,
     Status,
 )
-from deeplink.rpc.plain.local import UNIX
+from deeplink.rpc.plain.local_socket import UNIX
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:

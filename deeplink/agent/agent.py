@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from deeplink.core.config import Config
     from deeplink.core.types import NodeName
-    from deeplink.rpc.plain.local import LocalListener
+    from deeplink.rpc.plain.local_socket import LocalListener
     from deeplink.rpc.tokens import RunTokens
 
 log = logging.getLogger(__name__)

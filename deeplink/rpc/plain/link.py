@@ -10,7 +10,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any
 
-from deeplink.rpc.plain.local import UNIX
+from deeplink.rpc.plain.local_socket import UNIX
 from deeplink.rpc.resolving import addresses, split_address
 
 if TYPE_CHECKING:

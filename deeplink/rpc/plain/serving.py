@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from deeplink.core.admission import Admission, ConnectionBounds
 from deeplink.rpc.plain import framing
 from deeplink.rpc.plain.framing import NONCE_BYTES, Inbound, SessionError, Status
-from deeplink.rpc.plain.local import caller_of
+from deeplink.rpc.plain.local_socket import caller_of
 from deeplink.rpc.plain.outgoing import AnswerStream
 
 if TYPE_CHECKING:
