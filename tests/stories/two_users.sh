@@ -43,7 +43,7 @@ until [ "$(grep -c '"address"' standing/log)" = 3 ]; do
 done
 as "$first" "$site" deeplink pack digits digits
 as "$first" "$site" deeplink pack secret secret
-as "$second" "$site/other" srun -N1 -w n1 --overlap python "$site/epochs.py" digits 4
+as "$second" "$site/other" srun -N1 -w n1 --overlap python "$site/epochs.py" digits 6
 cat >other/secret.py <<'SECRET'
 import deeplink
 
