@@ -45,6 +45,7 @@ class PackRecord:
     shard_bytes: int = 0  # most bytes of samples in a shard; 0 where that was not noted
     shard_ids: tuple[str, ...] = ()  # in the order of its index, which can be rebuilt from them
     home: str = ""  # where the shards are kept besides; empty for nowhere
+    access: str = ""  # who may read it (`SourceAccess`); empty: that is not known
     listed_unix: float = 0.0  # before the source was listed; 0: not noted, or some of its files were left out
 
 
@@ -198,7 +199,9 @@ class Catalog:
             packed_unix = record.packed_unix
             if (before := self.record(name, version)) and self.newest(name) == version:
                 packed_unix = before.packed_unix  # nothing has changed since
-            noted = dataclasses.replace(record, shard_ids=shards, home=content.home, packed_unix=packed_unix)
+            noted = dataclasses.replace(
+                record, shard_ids=shards, home=content.home, access=content.access, packed_unix=packed_unix
+            )
             text = json.dumps(dataclasses.asdict(noted), indent=1, sort_keys=True)
             write_text(folder / f"{version}.json", f"{text}\n")
             write_text(folder / "latest", f"{version}\n")

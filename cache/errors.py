@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import TYPE_CHECKING
+
+from typing_extensions import override
 
 from deeplink.core.errors import DeepLinkError
 
@@ -160,6 +164,19 @@ class SampleUnavailableError(DeepLinkError):
             remedy="`deeplink pack` places missing copies again; check members and source.",
         )
         self.key, self.shard, self.tried = key, shard, tuple(tried)
+
+
+class SampleForbiddenError(SampleUnavailableError, PermissionError):
+    """The sample's file may not be read by this user, and no copy of it was given out."""
+
+    def __init__(self, key: SampleKey, shard: ShardId, tried: Sequence[str]) -> None:
+        super().__init__(key, shard, tried)
+        self.errno, self.strerror, self.filename = errno.EACCES, os.strerror(errno.EACCES), key
+        self.remedy = "Ask the source's owner to let you read it."
+
+    @override
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class MemberError(DeepLinkError):

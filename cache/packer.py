@@ -24,7 +24,7 @@ from deeplink.cache.pack.parts import publish_part
 from deeplink.cache.pack.plan import cannot_append, planned_job
 from deeplink.cache.pack.shard_pipeline import Placer, ShardPipeline, staging
 from deeplink.cache.replicate.budget import keep_to_budget
-from deeplink.cache.source.home import FileAccess, open_home
+from deeplink.cache.source.home import open_home
 from deeplink.cache.source.opening import open_source
 from deeplink.cache.source.selection import Selection
 from deeplink.cache.store.store import Store
@@ -198,11 +198,12 @@ def pack(  # noqa: PLR0913 - what a packing is made of
     checked_name(name)
     origin = open_source(source) if isinstance(source, str) else source
     catalog, store = Catalog(config.catalog), Store(config.store)
-    kept_at = open_home(home, FileAccess.as_of(origin.url, local=origin.local)) if home else None
-    home = kept_at.url if kept_at is not None else ""  # absolute: members and readers run elsewhere
+    home = open_home(home).url if home else ""  # absolute: members and readers run elsewhere
     catalog.check_writable(name)
     listed_unix = clock.unix()
     job = planned_job(origin, catalog, name, config, wanted=wanted, members=len(members), append=append)
+    access = job.listing.access
+    kept_at = open_home(home, access) if home else None
     numbers = part.shards(len(job.plan.shards)) if part is not None else range(len(job.plan.shards))
     mine = [job.plan.shards[number] for number in numbers]
     planned = PackProgress(
@@ -232,6 +233,7 @@ def pack(  # noqa: PLR0913 - what a packing is made of
                 members=format_members(tuple(members)),
                 replicas=config.replicas,
                 home=home,
+                access=access,
             )
             able = [member for member in members if placer.answers(member.name)]
             todo = work.spread(todo, DistributedPack(task, token, clock), able)
@@ -249,6 +251,7 @@ def pack(  # noqa: PLR0913 - what a packing is made of
             packed_unix=clock.unix(),
             listed_unix=listed_unix if is_whole else 0.0,
             home=home if at_home else "",
+            access=access,
         )
         placed = {piece.id: placer.holders(piece.id, piece.bytes) for piece in work.pieces.values()}
         if part is not None:

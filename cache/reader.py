@@ -19,8 +19,10 @@ from deeplink.cache.errors import (
     IndexFormatError,
     IndexMendedError,
     KeyMissingError,
+    SampleForbiddenError,
     SampleUnavailableError,
 )
+from deeplink.cache.format.access import SourceAccess
 from deeplink.cache.membership import configured_members, members_token, node_name, site_members
 from deeplink.cache.read.batch import Arenas, Batch
 from deeplink.cache.read.fallback import Fallback
@@ -38,13 +40,15 @@ from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.config import Config, load_config
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.store_place import slowness
+from deeplink.core.types import Member
+from deeplink.rpc.plain.local_socket import NO_SECRET, UNIX
 from deeplink.rpc.tokens import read_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from deeplink.cache.format.index import Index
-    from deeplink.core.types import Member
+    from deeplink.core.types import NodeName
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +152,14 @@ class _Process:
     arenas: Arenas
     comparison: RawComparison
     fills: bool  # brings what it misses to the store
+
+
+def _is_for_all(access: str) -> bool:
+    """Tell whether all users may read a dataset: then the agent of any may hold it."""
+    try:
+        return bool(SourceAccess.parse(access).mode & 0o004)
+    except ValueError:
+        return False
 
 
 # One lock for all readers, replaced in a forked child: another thread may hold it at the moment of the fork.
@@ -358,7 +370,8 @@ class Reader:
             row = int(rows[position])
             shard = self.index.shards[int(self.index.shard[row])].id
             tried = [*outcome.problems[position], *fallen.problems[position]]
-            raise SampleUnavailableError(self.index.key(row), shard, tried)
+            kind = SampleForbiddenError if position in fallen.forbidden else SampleUnavailableError
+            raise kind(self.index.key(row), shard, tried)
         size, here = int(lengths[rows[lost]].sum()), int(lengths[rows[left]].sum())
         own.tally.count(peer_samples=len(lost) - len(left), peer_bytes=size - here)
         own.tally.count(local_samples=len(left), local_bytes=here)
@@ -399,14 +412,17 @@ class Reader:
         )
         # The standing cache first: what it holds no agent of the job brings to the same SSD once more.
         pools = [pool_of(there, PlainTransport(known, self._clock)) for there, known in self._standing()]
+        is_private = not (pools or everyone) and not _is_for_all(self.index.access)
+        if not pools and (here := self._node_agent(node)) is not None:
+            pools.append(pool_of((here,), PlainTransport(NO_SECRET, self._clock)))
         if everyone:
             pools.append(pool_of(everyone, PlainTransport(token, self._clock), node=node))
         local = LocalReader(self.index, store, self._clock, always=self._config.check_every_read)
         local.shards.follow(self._leader)
         if slow := slowness(self._config.store, self.index.source):
             log.warning("dataset %s may be read slower than its files: %s", self.name, slow)
-        # Where no agent does it; not into a home that nodes share, nor where the store is the slower one.
-        fills = config.fill_on_miss and not pools and not slow
+        # Where no agent does it, or may; not into a home that nodes share, nor where the store is the slower one.
+        fills = config.fill_on_miss and (is_private or not pools) and not slow
         rates = (self._config.source_bytes_per_s, self._config.source_requests_per_s)
         cap = SourceCap(TokenBucket(*(_RANK_SHARE * rate for rate in rates)), self._clock)
         healer = Healer(store, everyone, token, self._clock, node=node, rates=rates)
@@ -423,10 +439,20 @@ class Reader:
         try:
             return everyone, members_token(self._config, everyone)
         except DeepLinkError as problem:
+            if self._node_agent(node) is not None:
+                return (), ""
             if any(member.name != node for member in everyone):
                 raise
             log.warning("this node's own agent is not asked: %s", problem)
             return (), ""
+
+    def _node_agent(self, node: NodeName) -> Member | None:
+        """Return the standing agent of this node, which answers every user at its socket; None where none does."""
+        path = self._config.node_socket
+        try:
+            return Member(node, f"{UNIX}{path}") if path is not None and path.is_socket() else None
+        except OSError:
+            return None
 
     def _standing(self) -> list[tuple[tuple[Member, ...], str]]:
         """Return the members of the standing cache and their token; a job goes on without them."""
@@ -435,7 +461,8 @@ class Reader:
             members = site_members(self._config)
             return [(members, read_token(file))] if members and file is not None else []
         except DeepLinkError as problem:
-            log.warning("the standing cache is not asked: %s", problem)
+            tell = log.warning if self._node_agent(node_name(self._config)) is None else log.info
+            tell("the standing cache is not asked: %s", problem)
             return []
 
     def stats(self) -> ReadStats:

@@ -228,6 +228,7 @@ class Index:
         format: of the file.
         source: where the small files came from.
         home: where all of the shards are kept besides (folder or URL); empty for nowhere.
+        access: who may read it, as text of `SourceAccess`; empty where that was not recorded.
         shards: the shards, numbered as in `shard`; an entry is made when it is asked for.
         shard, block, offset: uint32 arrays, one entry per row; read-only views of the file.
         lengths: uint64, bytes of each sample.
@@ -239,6 +240,7 @@ class Index:
         self.path, self.version = path, version
         parts = load(path)
         self.format, self.source, self.home, self.shards = parts.format, parts.source, parts.home, parts.shards
+        self.access = parts.access
         self._file, self._seal = parts.file, parts.seal
         self._first = FirstTouch(path, parts.file, parts.seal) if parts.seal is not None else None
         self._largest = int(self.shards.sizes.max()) if len(self.shards) else 0

@@ -103,6 +103,7 @@ class IndexContent:
     length: np.ndarray  # uint64, bytes
     checksum: np.ndarray  # uint64, xxh3-64
     home: str = ""  # where all of the shards are kept besides; empty for nowhere
+    access: str = ""  # who may read it (`SourceAccess`); empty: that is not known
 
 
 # Not `pa.array`, which imports pandas where that is installed.
@@ -144,6 +145,8 @@ def write_index(path: Path, content: IndexContent) -> Version:
     meta = {"format": FORMAT, "samples": len(keys), "slots": len(slots), "source": content.source}
     if content.home:
         meta["home"] = content.home
+    if content.access:
+        meta["access"] = content.access
     schema = SCHEMA.with_metadata({META: json.dumps(meta, sort_keys=True).encode()})
     columns = [
         keys,

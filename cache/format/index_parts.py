@@ -159,6 +159,7 @@ class IndexParts:
     format: int
     source: str  # where the small files came from
     home: str  # where all of the shards are kept besides; empty for nowhere
+    access: str  # who may read it; empty where that was not recorded
     shards: ShardTable
     ends: np.ndarray  # int64, shape (rows + 1,): where each key begins in `text`. Not looked at
     text: memoryview  # the keys, one after another
@@ -220,6 +221,7 @@ def _parts(path: Path, file: MappedFile, seal: Seal | None) -> IndexParts:
         format=said["format"],
         source=said["source"],
         home=str(said.get("home", "")),
+        access=str(said.get("access", "")),
         shards=table,
         ends=_frozen(ends if count else np.zeros(1, np.int64), "<i8", count + 1),
         text=memoryview(text or b"").cast("B").toreadonly(),

@@ -16,7 +16,7 @@ from deeplink.cache.format.block import checked_shard_id
 from deeplink.cache.format.names import Names
 from deeplink.cache.pack.shard_pipeline import Placer, ShardPipeline, staging
 from deeplink.cache.pack.verifying import verified
-from deeplink.cache.source.home import FileAccess, open_home
+from deeplink.cache.source.home import open_home
 from deeplink.cache.source.opening import open_source
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.descriptors import LockHeldError
@@ -169,7 +169,7 @@ class _Shift:
         if not 0 < task.replicas <= _MOST_MEMBERS or not 0 < len(members) <= _MOST_MEMBERS:
             raise ValueError("the task names no members or no copies")
         origin, store, clock = open_source(task.source), self._store, self._clock
-        home = open_home(task.home, FileAccess.as_of(origin.url, local=origin.local)) if task.home else None
+        home = open_home(task.home, task.access) if task.home else None
         # Besides the packer's own folder, which may lie in this very store.
         plan = f"{checked_shard_id(task.plan)}-{self._node}"
         with (

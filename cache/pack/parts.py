@@ -24,7 +24,7 @@ from deeplink.cache.errors import CatalogError, HomeError
 from deeplink.cache.format.index import Index
 from deeplink.cache.format.index_format import IndexContent, write_index
 from deeplink.cache.pack.plan import kept_marks, marks_of, write_marks
-from deeplink.cache.source.home import FileAccess, open_home
+from deeplink.cache.source.home import open_home
 from deeplink.core.codec import from_row
 from deeplink.core.publish import DRAFT_PREFIX, published_file, write_text
 from deeplink.core.text import listed
@@ -164,9 +164,8 @@ def merge_parts(catalog: Catalog, name: str) -> Merged:
 
 def _put_at_home(record: PackRecord, name: str, version: Version, path: Path) -> None:
     """Keep the index in the packed home; one that takes no more ends no merge."""
-    access = FileAccess.as_of(record.source, local="://" not in record.source)
     try:
-        open_home(record.home, access).put_index(name, version, path)
+        open_home(record.home, record.access).put_index(name, version, path)
     except HomeError as problem:
         log.warning("the packed home lacks the index of %s: %s", name, problem)
 
@@ -228,6 +227,7 @@ def _joined(indexes: Sequence[Index], record: PackRecord, work: Path) -> IndexCo
     return IndexContent(
         source=record.source,
         home=record.home,
+        access=record.access,
         shards=[entry for index in indexes for entry in index.shards],
         block_offsets=[
             np.asarray(index.block_offsets(shard), np.uint64)

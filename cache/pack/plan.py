@@ -262,6 +262,7 @@ class PackJob:
         return IndexContent(
             source=self.source,
             home=home,
+            access=self.listing.access,
             shards=[
                 ShardEntry(
                     id=piece.id, bytes=piece.bytes, samples=len(piece.checksums), blocks=len(piece.block_offsets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -22,9 +22,11 @@ from deeplink.cache.errors import (
 )
 from deeplink.cache.format.block import checked_shard_id
 from deeplink.cache.format.index_format import IndexContent, ShardEntry, is_ascending
+from deeplink.cache.source.opening import open_source
 from deeplink.cache.store import described
 from deeplink.cache.store.store import Store
 from deeplink.cache.transfer.client import MemberClient
+from deeplink.core.errors import DeepLinkError
 from deeplink.core.text import listed
 
 if TYPE_CHECKING:
@@ -147,9 +149,11 @@ def rebuild_index(
     dry_run: bool = False,
 ) -> Rebuilt:
     """Make an index of shards, and put it back where it is the one that was lost."""
-    source, home = _origin(catalog, wanted)
-    content = joined(_described(catalog, wanted, finder, progress), source, home)
+    source, home, access = _origin(catalog, wanted)
+    content = joined(_described(catalog, wanted, finder, progress), source, home, access)
     lost = None if wanted.as_new else wanted.version
+    if not access and (not lost or catalog.preview(wanted.name, content) != lost):
+        content = replace(content, access=_access_now(source))
     if dry_run:
         found = catalog.preview(wanted.name, content)
     elif lost:
@@ -194,20 +198,28 @@ def _lost_shards(catalog: Catalog, wanted: ReindexRequest) -> list[ShardId]:
     )
 
 
-def _origin(catalog: Catalog, wanted: ReindexRequest) -> tuple[str, str]:
-    """Return source and home of a version, as they were said or as they are on record."""
-    source, home = "", ""
+def _origin(catalog: Catalog, wanted: ReindexRequest) -> tuple[str, str, str]:
+    """Return source, home and access of a version, as they were said or as they are on record."""
+    source, home, access = "", "", ""
     if wanted.version:
         record = catalog.record(wanted.name, wanted.version)
         if record is not None:
-            source, home = record.source, record.home
+            source, home, access = record.source, record.home, record.access
         else:
             with suppress(IndexFormatError, DatasetMissingError):
                 index = catalog.open(wanted.name, wanted.version)
-                source, home = index.source, index.home
+                source, home, access = index.source, index.home, index.access
     if not (wanted.source or source):
         raise SourceError("?", f"where the files of {wanted.name!r} are is not on record", "Say it with --source.")
-    return wanted.source or source, home if wanted.home is None else wanted.home
+    return wanted.source or source, home if wanted.home is None else wanted.home, access
+
+
+def _access_now(source: str) -> str:
+    """Return who may read a source, as a packing would record it; empty where it cannot be listed."""
+    try:
+        return open_source(source).listing().access
+    except (DeepLinkError, OSError):
+        return ""
 
 
 def in_order_of_keys(descriptions: Sequence[ShardDescription]) -> list[ShardDescription]:
@@ -215,7 +227,9 @@ def in_order_of_keys(descriptions: Sequence[ShardDescription]) -> list[ShardDesc
     return sorted(descriptions, key=lambda one: one.keys[0].as_py().encode())
 
 
-def joined(descriptions: Sequence[ShardDescription], source: str, home: str = "") -> IndexContent:
+def joined(
+    descriptions: Sequence[ShardDescription], source: str, home: str = "", access: str = ""
+) -> IndexContent:
     """Return the content of an index of shards, numbered as they come."""
     counts = [len(one) for one in descriptions]
     keys = pa.concat_arrays([one.keys for one in descriptions])
@@ -236,6 +250,7 @@ def joined(descriptions: Sequence[ShardDescription], source: str, home: str = ""
     return IndexContent(
         source=source,
         home=home,
+        access=access,
         shards=entries,
         block_offsets=[one.block_offsets for one in descriptions],
         keys=keys,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.cache.errors import HomeError, SourceChangedError
@@ -36,6 +36,13 @@ class Fallen:
 
     problems: dict[int, list[str]]
     counts: Mapping[str, int]  # for fields of `ReadStats`
+    forbidden: frozenset[int] = frozenset()  # of them, those that the source does not let this user read
+
+
+@dataclass(slots=True)
+class _Missed:
+    problems: list[str] = field(default_factory=list)
+    is_forbidden: bool = False
 
 
 class Fallback:
@@ -71,13 +78,14 @@ class Fallback:
                 wait(calls)
         else:
             tried = [_read(int(rows[p]), batch[p], ways) for p in wanted]
-        problems = {position: why for position, why in zip(wanted, tried, strict=True) if not isinstance(why, str)}
+        missed = {position: why for position, why in zip(wanted, tried, strict=True) if not isinstance(why, str)}
         counts: Counter[str] = Counter()
         for position, place in zip(wanted, tried, strict=True):
             if isinstance(place, str):
                 counts[f"{place}_samples"] += 1
                 counts[f"{place}_bytes"] += len(batch[position])
-        return Fallen(problems, counts)
+        forbidden = frozenset(position for position, why in missed.items() if why.is_forbidden)
+        return Fallen({position: why.problems for position, why in missed.items()}, counts, forbidden)
 
     def _from_home(self, row: int, into: memoryview) -> None:
         self._home = self._home or open_home(self._index.home)
@@ -106,14 +114,16 @@ class Fallback:
             self._pool = None
 
 
-def _read(row: int, into: memoryview, ways: Mapping[str, Callable[[int, memoryview], None]]) -> str | list[str]:
+def _read(row: int, into: memoryview, ways: Mapping[str, Callable[[int, memoryview], None]]) -> str | _Missed:
     """Read one sample; return where it was, or why no place gave it."""
-    problems: list[str] = []
+    missed = _Missed()
     for place, read in ways.items():
         try:
             read(row, into)
-        except DeepLinkError as problem:
-            problems.append(str(problem))
+        except (DeepLinkError, OSError) as problem:
+            missed.problems.append(str(problem))
+            is_of_system = isinstance(problem, PermissionError) or isinstance(problem.__cause__, PermissionError)
+            missed.is_forbidden = place == "source" and is_of_system
         else:
             return place
-    return problems
+    return missed

@@ -17,8 +17,9 @@ from deeplink.cache.pack.packing_service import PackingServicer
 from deeplink.cache.replicate.budget import StoreBudget
 from deeplink.cache.replicate.fetching import Fetcher, WantedShard
 from deeplink.cache.replicate.fill import Filler, FillServicer
+from deeplink.cache.replicate.readers import ShardReaders
 from deeplink.cache.replicate.shard_recovery import KnownShards, ReplicaLookup
-from deeplink.cache.serve.server import CacheServicer, plain_clients, register
+from deeplink.cache.serve.server import CacheServicer, local_listener, plain_clients, register
 from deeplink.cache.source.cap import SourceCap, TokenBucket
 from deeplink.cache.store.identity import StoreNotes
 from deeplink.cache.store.pins import read_pins
@@ -32,6 +33,7 @@ from deeplink.v1 import cache_pb2, node_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     import grpc
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from deeplink.core.clock import Clock
     from deeplink.core.types import Member, NodeName, ShardId
     from deeplink.rpc.channel import PlainClients
+    from deeplink.rpc.plain.local_socket import LocalListener
     from deeplink.rpc.tokens import RunTokens
 
 log = logging.getLogger(__name__)
@@ -233,6 +236,12 @@ class Upkeep:
             if at_once or now - since > _PATIENCE_S:
                 self._missed.add(shard)
 
+    def wanted_here(self, shard: ShardId) -> None:
+        """Note that a user of this node asks for a shard that is not here: it is brought, whoever owns it."""
+        with self._lock:
+            if len(self._missed) < _MOST_ASKED:
+                self._missed.add(shard)
+
     def _owns(self, shard: ShardId, copies: int) -> bool:
         return self.order is None or self.node in self.order.owners(shard, copies)
 
@@ -340,6 +349,8 @@ class Keeper:
         self.verified = self._upkeep.verified
         store.reserve, store.missed = self._room.reserve, self._upkeep.missed
         self._serving.stat_more = self._stat_more
+        self._serving.forbidden = ShardReaders(known, clock).forbidden
+        self._serving.wanted_here = self._upkeep.wanted_here
         if config is not None and config.members:
             self.know(configured_members(config))
 
@@ -355,6 +366,10 @@ class Keeper:
     def plain_clients(self) -> PlainClients:
         """Return what the agent's server is to our own clients; they read without grpcio."""
         return plain_clients(self._serving, self._token)
+
+    def local_listener(self, path: Path) -> LocalListener:
+        """Return what answers this node's users at a Unix socket, as far as each may read."""
+        return local_listener(path, self._serving)
 
     def start(self) -> None:
         """Begin the upkeep."""

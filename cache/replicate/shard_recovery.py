@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deeplink.cache import membership
@@ -36,7 +37,8 @@ _ASK_S = 5.0
 _AT_ONCE = 16
 PEERS_KEPT_S = 30.0
 SOURCE_KEPT_S = 3600.0
-_LOOK_AGAIN_S = 30.0
+_LOOK_AGAIN_S, _LOOK_SOON_S = 30.0, 2.0
+"""The catalog is looked into no more often; so often where a user of the node waits for what was just packed."""
 _KEPT_OPEN = 8
 
 
@@ -128,6 +130,18 @@ class ReplicaLookup:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Whose a dataset is, as its newest version says."""
+
+    publisher: int  # whose file the index is, a user's number
+    access: str  # who may read the source (`SourceAccess`); empty: that was not recorded
+
+
+_NOBODYS = Published(-1, "")
+"""A dataset of which not even that is known."""
+
+
 class KnownShards:
     """Finds a version that a shard belongs to, the newest that can be opened. Safe to use from several threads.
 
@@ -140,6 +154,9 @@ class KnownShards:
         self._places: dict[ShardId, list[tuple[str, Version, int]]] = {}
         """Dataset, version and number in it, the newest version last."""
         self._newest: dict[str, frozenset[ShardId]] = {}
+        self._named: dict[ShardId, set[str]] = {}
+        """The datasets that a shard is of, those that were removed since among them."""
+        self._published: dict[str, Published] = {}
         self._read: set[tuple[str, Version]] = set()
         self._looked = float("-inf")
         self._open: OrderedDict[tuple[str, Version], Index] = OrderedDict()
@@ -166,6 +183,19 @@ class KnownShards:
             self._look()
             return frozenset().union(*self._newest.values())
 
+    def published(self, shard: ShardId) -> list[Published]:
+        """Return whose the datasets are that a shard is of; empty where the catalog has none.
+
+        One that was removed counts on, until its publisher has another one that the shard is of.
+        """
+        with self._lock:
+            self._look(_LOOK_AGAIN_S if shard in self._named else _LOOK_SOON_S)
+            names = self._named.get(shard, set())
+            here = [self._published.get(name, _NOBODYS) for name in names if name in self._newest]
+            publishers = {one.publisher for one in here}
+            gone = [self._published.get(name, _NOBODYS) for name in names if name not in self._newest]
+            return here + [one for one in gone if one.publisher not in publishers]
+
     def _index(self, name: str, version: Version) -> Index:
         index = self._open.get((name, version))
         if index is None and self._catalog is not None:
@@ -176,9 +206,9 @@ class KnownShards:
             raise LookupError(name)
         return index
 
-    def _look(self) -> None:
+    def _look(self, kept_s: float = _LOOK_AGAIN_S) -> None:
         now = self._clock.monotonic()
-        if self._catalog is None or now - self._looked < _LOOK_AGAIN_S:
+        if self._catalog is None or now - self._looked < kept_s:
             return
         self._looked = now
         try:
@@ -192,7 +222,9 @@ class KnownShards:
                 for version in self._catalog.versions(name):
                     self._learn(name, version)
                 latest = self._catalog.latest(name)
-                newest[name] = frozenset(entry.id for entry in self._index(name, latest).shards)
+                index = self._index(name, latest)
+                newest[name] = frozenset(entry.id for entry in index.shards)
+                self._published[name] = Published(index.path.stat().st_uid, index.access)
             except (DeepLinkError, OSError) as problem:
                 log.warning("dataset %s is not looked into: %s", name, problem)
                 newest[name] = self._newest.get(name, frozenset())  # what cannot be read now is as it was
@@ -207,6 +239,7 @@ class KnownShards:
             log.warning("%s", problem)
             return
         for number, entry in enumerate(shards):
+            self._named.setdefault(entry.id, set()).add(name)
             places = self._places.setdefault(entry.id, [])
             if (name, version, number) not in places:
                 places.append((name, version, number))

@@ -24,7 +24,7 @@ from deeplink.rpc.plain.scattered import Scattered
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from deeplink.cache.store.store import Store
     from deeplink.core.clock import Clock
@@ -159,9 +159,13 @@ class ServedShards:
             base += served.count
         self._used, self._dead = base, 0
 
-    def locate(self, shards: Sequence[ShardId]) -> tuple[list[_Served | None], list[int], _Blocks]:
-        """Return, per shard, what `get` says, and the table that their `base` is of."""
-        found = [self.get(shard) for shard in shards]
+    def locate(
+        self, shards: Sequence[ShardId], forbidden: Collection[ShardId] = ()
+    ) -> tuple[list[_Served | None], list[int], _Blocks]:
+        """Return, per shard, what `get` says unless it is forbidden, and the table that their `base` is of."""
+        found = [
+            (None, cache_pb2.READ_STATUS_FORBIDDEN) if shard in forbidden else self.get(shard) for shard in shards
+        ]
         with self._lock:
             blocks = self._blocks
             served = [
@@ -193,9 +197,16 @@ class ServedShards:
 class Answering:
     """One request being answered from open shards; `bodies` may be gone through once."""
 
-    def __init__(self, shards: ServedShards, request: frames.ExtentsRequest, *, copied: bool) -> None:
+    def __init__(
+        self,
+        shards: ServedShards,
+        request: frames.ExtentsRequest,
+        *,
+        copied: bool,
+        forbidden: Collection[ShardId] = (),
+    ) -> None:
         self._shards, self._request, self._copied = shards, request, copied
-        self._served, problems, blocks = shards.locate(request.shards)
+        self._served, problems, blocks = shards.locate(request.shards, forbidden)
         extents, begins, numbers = request.extents, request.extents["offset"], request.extents["block"]
         self._places, self._lengths = extents["shard"], extents["length"].astype(np.int64)
         bases: np.ndarray | int

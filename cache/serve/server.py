@@ -24,11 +24,13 @@ from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.types import ShardId
 from deeplink.rpc.channel import PlainClients, connections_allowed
 from deeplink.rpc.plain import CallRefusedError, Status
-from deeplink.rpc.plain.serving import ServerLimits
+from deeplink.rpc.plain.local_socket import NO_SECRET, LocalListener
+from deeplink.rpc.plain.serving import PlainServer, PlainTerms, ServerLimits
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from deeplink.cache.serve.served import Body
     from deeplink.cache.store.store import Store
@@ -42,6 +44,8 @@ MOST_READS = 80
 """Read calls at once. The agent has more threads: heartbeats and reports are answered whatever is read."""
 MOST_WAITING = 64
 """Calls of ranks and members at once that may wait: for a disk, or for what another node does."""
+_LOCAL_CONNECTIONS, _LOCAL_WORKERS = 1024, 16
+"""Of users of this node, who show no token."""
 _METHODS: Any = cache_pb2.DESCRIPTOR.services_by_name["Cache"].methods_by_name
 
 _PUT_STATUS = {
@@ -105,6 +109,10 @@ class CacheServicer:
         self._reading = threading.BoundedSemaphore(MOST_READS)
         self._samples = self._bytes = 0
         self.stat_more: Callable[[cache_pb2.StatReply], None] = lambda _reply: None
+        self.forbidden: Callable[[Sequence[ShardId], int], Collection[ShardId]] = lambda shards, _user: shards
+        """Which of some shards a user may not read; it may wait."""
+        self.wanted_here: Callable[[ShardId], None] = lambda _shard: None
+        """Called, and must return at once, with shards that users of this node ask for and that are not here."""
         self.calls: dict[str, Callable[..., Any]] = {
             "Stat": self.stat,
             "Read": self.read,
@@ -156,8 +164,27 @@ class CacheServicer:
             request = self._noted(message)
         except FrameError as problem:
             raise CallRefusedError(Status.INVALID, str(problem)) from problem
+        yield from self._sent(request)
+
+    def read_for_user(self, message: bytes, user: int) -> Iterator[_Sent]:
+        """Answer a batch of extents as far as this user of the node may read them."""
+        try:
+            request = frames.decode_request(message)
+        except FrameError as problem:
+            raise CallRefusedError(Status.INVALID, str(problem)) from problem
+        named = {*request.shards, *request.doubted}
+        forbidden = frozenset(self.forbidden(sorted(named), user))
+        for shard in request.doubted:
+            if shard not in forbidden:
+                self._doubt(shard)
+        for shard in named - forbidden:
+            if block.is_shard_id(shard) and not self._store.has(shard):
+                self.wanted_here(shard)
+        yield from self._sent(request, forbidden)
+
+    def _sent(self, request: frames.ExtentsRequest, forbidden: Collection[ShardId] = ()) -> Iterator[_Sent]:
         with metrics.CACHE_READ_SECONDS.time():
-            answering = Answering(self._shards, request, copied=False)
+            answering = Answering(self._shards, request, copied=False, forbidden=forbidden)
             for body in answering.bodies():
                 self._count(body)
                 start = frames.reply_start(body.head)
@@ -228,6 +255,22 @@ def plain_clients(
         limits=limits or own_limits(),
         on_refused=metrics.CACHE_REFUSED_CALLS.inc,
     )
+
+
+def local_listener(path: Path, servicer: CacheServicer) -> LocalListener:
+    """Return what answers reads of this node's users at a Unix socket, as far as each may read."""
+    limits = ServerLimits(
+        answers=MOST_READS, connections=connections_allowed(_LOCAL_CONNECTIONS, each=4), workers=_LOCAL_WORKERS
+    )
+    terms = PlainTerms(
+        node=servicer.node,
+        find_token=lambda _name: NO_SECRET,
+        is_valid=lambda _token: True,
+        methods={},
+        user_methods={READ_METHOD: servicer.read_for_user},
+    )
+    server = PlainServer(terms, SystemClock(), limits=limits, on_refused=metrics.CACHE_REFUSED_CALLS.inc)
+    return LocalListener(path, server)
 
 
 def own_limits() -> ServerLimits:

@@ -137,7 +137,8 @@ class ContainerSource(Source):
                     names.append(below)
                     sizes.append(size)
             picker.add(found, prefix, names, sizes, [mark] * len(names))
-        return Listing.of(self.url, found, picker, marked=marked)
+        access = self._files.access_of([name for name, _, _ in named])
+        return Listing.of(self.url, found, picker, marked=marked, access=access)
 
     def _looked_through(
         self, named: Sequence[tuple[str, int, int]]

@@ -11,7 +11,6 @@ import tempfile
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,6 +18,7 @@ from typing_extensions import override
 
 from deeplink.cache.errors import HomeError
 from deeplink.cache.format import block
+from deeplink.cache.format.access import SourceAccess
 from deeplink.cache.format.block import checked_shard_id
 from deeplink.core.descriptors import opened
 from deeplink.core.publish import DRAFT_PREFIX, published_file
@@ -34,33 +34,6 @@ _ASKED_AT_ONCE = 16
 _NO_SHARD = ShardId("0" * 40)
 _WHOLE_AT_ONCE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci", "memory"}
 """Kinds where a file appears when it is complete: no rename is needed, which would cost a copy."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileAccess:
-    """Who may read the files of a home that lies in a folder."""
-
-    mode: int = 0o644
-    group: int = -1  # its number; -1: that of whoever writes the file
-
-    @classmethod
-    def as_of(cls, source: str, *, local: bool) -> FileAccess:
-        """Return the access that a source's own folder gives; its owner's alone where it is no folder here.
-
-        The folders that lead there count, the files below it do not.
-        """
-        if not local:
-            return cls(0o600)
-        folder = Path(source)
-        try:
-            here, *above = (path.stat() for path in (folder, *folder.parents))
-        except OSError:
-            return cls(0o600)
-        if all(one.st_mode & bits == bits for one, bits in [(here, 0o005), *((one, 0o001) for one in above)]):
-            return cls(0o644)
-        ways = [one.st_mode & 0o001 or (one.st_mode & 0o010 and one.st_gid == here.st_gid) for one in above]
-        is_for_group = here.st_mode & 0o040 and here.st_mode & 0o010 and all(ways)
-        return cls(0o640, here.st_gid) if is_for_group else cls(0o600)
 
 
 def home_beside(catalog: Path) -> str:
@@ -159,10 +132,11 @@ def _file_of(shard: ShardId) -> str:
     return f"{checked_shard_id(shard)}.mdb"
 
 
-def open_home(url: str, access: FileAccess | None = None) -> PackedHome:
+def open_home(url: str, access: str = "") -> PackedHome:
     """Return the home a folder or an fsspec URL names; nothing is looked at yet.
 
-    `access` is that of files that are put into a folder; behind a URL the storage's own rules hold.
+    `access` is that of files that are put into a folder (`SourceAccess`), their owner's alone where it is empty;
+    behind a URL the storage's own rules hold.
     """
     if "://" in url and not url.startswith("file://"):
         return RemoteHome(url)
@@ -172,8 +146,9 @@ def open_home(url: str, access: FileAccess | None = None) -> PackedHome:
 class FolderHome(PackedHome):
     """A home in a folder of a file system, usually one that all nodes share."""
 
-    def __init__(self, path: str, access: FileAccess | None = None) -> None:
-        self._root, self._access = Path(path).expanduser().absolute(), access or FileAccess()
+    def __init__(self, path: str, access: str = "") -> None:
+        self._root = Path(path).expanduser().absolute()
+        self._access = SourceAccess.parse(access) if access else None
         self.url = str(self._root)
 
     @override
@@ -225,8 +200,9 @@ class FolderHome(PackedHome):
                 self._admit(draft)
 
     def _admit(self, draft: Path) -> None:
-        mode = self._access.mode
-        if self._access.group != -1 and draft.stat().st_gid != self._access.group:
+        mode = self._access.mode if self._access is not None else 0o600
+        is_for_group = bool(mode & 0o040) and not mode & 0o004
+        if self._access is not None and is_for_group and draft.stat().st_gid != self._access.group:
             try:
                 os.chown(draft, -1, self._access.group)
             except PermissionError:  # of a group that this user is not in: nobody else's, then

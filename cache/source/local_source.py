@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from deeplink.cache.errors import SourceError
+from deeplink.cache.format.access import SourceAccess
 from deeplink.cache.format.names import NameCollector
 from deeplink.cache.source.selection import Picker, Selection
 from deeplink.cache.source.source import EVERYTHING, Entry, Listing, Source, check_size, walk
@@ -26,6 +27,21 @@ _MARK = (1 << 64) - 1  # times before 1970 are negative
 _ALL_READ = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
 _AT_ONCE = 1 << 16
 """Files of one folder that are held, and sorted, as Python's objects."""
+
+
+class _AccessTally:
+    """Who may read all that was seen so far."""
+
+    def __init__(self, access: SourceAccess | None) -> None:
+        self._access = access
+
+    def see(self, facts: os.stat_result, *, folder: bool = False) -> None:
+        if self._access is not None:
+            self._access = self._access.narrowed(facts, folder=folder)
+
+    @override
+    def __str__(self) -> str:
+        return str(self._access or "")
 
 
 class LocalSource(Source):
@@ -51,16 +67,31 @@ class LocalSource(Source):
     def listing(self, wanted: Selection = EVERYTHING) -> Listing:
         self.check()
         found, picker = NameCollector(), Picker(wanted)
-        walk(lambda folder: self._entries(folder, found, picker), found, picker)
-        return Listing.of(self.url, found, picker, marked=True)
+        seen = _AccessTally(SourceAccess.of_folder(self._root))
+        walk(lambda folder: self._entries(folder, found, picker, seen), found, picker)
+        return Listing.of(self.url, found, picker, marked=True, access=str(seen))
 
-    def _entries(self, folder: str, found: NameCollector, picker: Picker) -> list[Entry]:
+    @override
+    def access_of(self, keys: Sequence[str]) -> str:
+        try:
+            seen = _AccessTally(SourceAccess.of_folder(self._root))
+            for key in keys:
+                path = Path(self._prefix + key)
+                for folder in path.parents[: key.count("/")]:
+                    seen.see(folder.stat(), folder=True)
+                seen.see(path.stat())
+        except OSError:
+            return ""
+        return str(seen)
+
+    def _entries(self, folder: str, found: NameCollector, picker: Picker, access: _AccessTally) -> list[Entry]:
         """Return what is in a folder; where that is very much, all but the last files go straight to `found`."""
         folders: list[Entry] = []
         files: list[Entry] = []
         try:
             descriptor = os.open(self._prefix + folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
+                access.see(os.fstat(descriptor), folder=True)
                 # By descriptor: the files are then looked at without walking the path again.
                 with os.scandir(descriptor) as entries:
                     for entry in entries:
@@ -74,8 +105,9 @@ class LocalSource(Source):
                                 continue
                             facts = entry.stat(follow_symlinks=False)
                             if self._may_read(key, facts, picker):
+                                access.see(facts)
                                 files.append((entry.name, facts.st_size, facts.st_mtime_ns & _MARK))
-                        elif (seen := self._looked_at(key, picker)) is not None:
+                        elif (seen := self._looked_at(key, picker, access)) is not None:
                             (folders if seen[0].endswith("/") else files).append(seen)
                         if len(files) >= _AT_ONCE:
                             _hand_over(folder, files, found, picker)
@@ -92,7 +124,7 @@ class LocalSource(Source):
         picker.refuse(key, self._failed(key, PermissionError(errno.EACCES, os.strerror(errno.EACCES))))
         return False
 
-    def _looked_at(self, key: str, picker: Picker) -> Entry | None:
+    def _looked_at(self, key: str, picker: Picker, access: _AccessTally) -> Entry | None:
         """Return what a link, or what is no plain file, leads to; None where that is left out, or bad."""
         path = Path(self._prefix + key)
         is_folder = path.is_dir()
@@ -112,10 +144,10 @@ class LocalSource(Source):
             return f"{path.name}/", 0, 0
         if not stat.S_ISREG(facts.st_mode):
             picker.refuse(key, SourceError.bad_key(key, "it is neither a file nor a folder"))
-            return None
-        return (
-            (path.name, facts.st_size, facts.st_mtime_ns & _MARK) if self._may_read(key, facts, picker) else None
-        )
+        elif self._may_read(key, facts, picker):
+            access.see(facts)
+            return path.name, facts.st_size, facts.st_mtime_ns & _MARK
+        return None
 
     def _check_link(self, key: str, path: Path, wanted: Selection) -> None:
         target = path.resolve()

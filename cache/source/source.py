@@ -34,12 +34,15 @@ class Listing:
     left_out: Mapping[str, int] = field(default_factory=dict)  # per glob, how many files and folders it left out
     bad: Mapping[str, str] = field(default_factory=dict)  # per file that cannot be packed, and was skipped, why
     bad_count: int = 0  # all such files: `bad` has the first 10,000
+    access: str = ""  # who may read all of them (`SourceAccess`); empty: that is not known
 
     def __len__(self) -> int:
         return len(self.keys)
 
     @classmethod
-    def of(cls, url: str, found: NameCollector, picker: Picker, *, marked: bool = False) -> Listing:
+    def of(
+        cls, url: str, found: NameCollector, picker: Picker, *, marked: bool = False, access: str = ""
+    ) -> Listing:
         """Return the files gathered at `url`; `marked`: each is known to have a mark, even where that is 0."""
         picker.check(url)
         if not found:
@@ -56,6 +59,7 @@ class Listing:
             left_out=dict(picker.left_out),
             bad={key: said(problem, url) for key, problem in picker.bad.items()},
             bad_count=picker.bad_count,
+            access=access,
         )
 
 
@@ -74,6 +78,10 @@ class Source(Protocol):
     def listing(self, wanted: Selection = EVERYTHING) -> Listing:
         """Return all files that are wanted, sorted by key; one pass, 30 bytes of memory a file besides names."""
         ...
+
+    def access_of(self, _keys: Sequence[str]) -> str:
+        """Return who may read all of these files (`SourceAccess`); empty where that is not known."""
+        return ""
 
     def stat(self, key: str) -> tuple[int, int]:
         """Return a file's size in bytes, and its change mark as it is now, 0 where there is none."""

@@ -45,6 +45,7 @@ _NOT_HELD_S = 10.0
 _WHY: dict[int, str] = {
     cache_pb2.READ_STATUS_BAD_EXTENT: "its copy of the shard is laid out otherwise",
     cache_pb2.READ_STATUS_DAMAGED: "its copy of the shard is damaged",
+    cache_pb2.READ_STATUS_FORBIDDEN: "the source's owner, group and modes do not let this user read it",
 }
 _BUSY_S = 0.2
 _MOST_BUSY_S = 2.0
@@ -269,6 +270,7 @@ class MemberPool:
         self._order, self._node = membership.RendezvousOrder(self._members, membership.standing(members)), node
         self._breaker, self._pace = membership.Breaker(), membership.LatencyTracker(deadline_s / 4)
         self._busy_until: dict[NodeName, float] = {}
+        self._is_said = False  # that a member may not give us something
         self._lock = threading.Lock()
         self._not_held: dict[tuple[NodeName, int], float] = {}
         self._ranked: dict[int, tuple[NodeName, ...]] = {}
@@ -448,7 +450,11 @@ class MemberPool:
             for position in positions.tolist():
                 work.outcome.problems[position].append(f"member {name}: it does not hold the shard")
         else:
-            work.outcome.fail(positions, f"member {name}: {_WHY.get(code, f'status {code}')}")
+            why = f"member {name}: {_WHY.get(code, f'status {code}')}"
+            work.outcome.fail(positions, why)
+            if code == cache_pb2.READ_STATUS_FORBIDDEN and not self._is_said:
+                self._is_said = True
+                log.warning("%s; home and source are tried, where the file system decides", why)
 
     def _report_doubt(self, name: NodeName, shard: int) -> None:
         """Have a member that sent wrong bytes of a shard verify it; meanwhile others are asked for the shard."""

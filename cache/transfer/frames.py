@@ -29,6 +29,7 @@ from deeplink.rpc.plain import (
     PlainStatusError,
     Status,
 )
+from deeplink.rpc.plain.local_socket import UNIX
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -194,7 +195,9 @@ class IdleConnections:
             idle = self._idle.get(member.address)
             if idle and not fresh:
                 return idle.pop()
-        return PlainConnection(member.address, self._token, self._clock, node=member.name)
+        # A Unix socket leads to this node, whatever its agent is called.
+        node = "" if member.address.startswith(UNIX) else member.name
+        return PlainConnection(member.address, self._token, self._clock, node=node)
 
     def keep(self, connection: PlainConnection) -> None:
         """Take a connection back after a call that went well."""

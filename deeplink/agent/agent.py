@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import stat
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from deeplink.core.timeouts import CachedProbe
 from deeplink.rpc.acceptor import Farewell
 from deeplink.rpc.channel import WORKERS, BoundServer, allow_descriptors, attempt_to_wire, bound_server
 from deeplink.rpc.daemon import is_loopback, split_bind
+from deeplink.rpc.listeners import ListenError
 from deeplink.rpc.resolving import InterfaceAddress, Route, links, primary_address, routes
 from deeplink.rpc.tokens import accepted
 from deeplink.scheduler.node import servicer as node_service
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
     from deeplink.core.config import Config
     from deeplink.core.types import NodeName
+    from deeplink.rpc.plain.local_socket import LocalListener
     from deeplink.rpc.tokens import RunTokens
 
 log = logging.getLogger(__name__)
@@ -112,6 +115,7 @@ class Agent:
         self.settings = settings
         self._clock = clock or SystemClock()
         self._server: BoundServer | None = None
+        self._local: LocalListener | None = None
         self._stop_metrics: Callable[[], None] = lambda: None
         self._close_node_service: Callable[[], None] = lambda: None
         self._store_trouble = ""
@@ -147,11 +151,14 @@ class Agent:
         try:
             if self.settings.metrics_bind:
                 self._stop_metrics = metrics.serve_metrics(self.settings.metrics_bind)
+            self._local = self._local_listener()
         except DeepLinkError:
             self.stop()
             raise
         self._feed_metrics()
         self._server.server.start()
+        if self._local is not None:
+            self._local.start()
         self._keeper.start()
         self._health.start(self.settings.topology_address, self.store_status)
         address, interface = _reached_at(host, self._server.port)
@@ -175,12 +182,32 @@ class Agent:
         """Return once nothing is served any more; calls in flight get `STOP_GRACE_S`."""
         self._health.stop()
         self._keeper.stop()
+        if self._local is not None:
+            self._local.close()
         if self._server is not None:
             self._server.health.enter_graceful_shutdown()
             self._server.server.stop(STOP_GRACE_S).wait(2 * STOP_GRACE_S)
         self._close_node_service()
         self._stop_metrics()
         unmark(self._store, socket.gethostname())
+
+    def _local_listener(self) -> LocalListener | None:
+        """Return the socket for this node's users: the standing agent's alone, of whose user its folder is."""
+        path = self.settings.config.node_socket if self.settings.config else None
+        if path is None or self.settings.of_job:
+            return None
+        try:
+            found = path.parent.stat()
+        except OSError as problem:
+            log.warning("this agent does not serve at node_socket: %s", problem)
+            return None
+        if found.st_uid != os.geteuid():
+            log.info("%s is another user's: this agent does not serve at node_socket", path.parent)
+            return None
+        if found.st_mode & 0o022:
+            said = f"others may write to {path.parent} (mode {stat.S_IMODE(found.st_mode):04o})"
+            raise ListenError(f"unix:{path}", said, f"`chmod go-w {path.parent}`, or name another folder.")
+        return self._keeper.local_listener(path)
 
     def _shares_store(self) -> str:
         try:

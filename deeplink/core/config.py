@@ -63,6 +63,7 @@ class Config:
     read_deadline_ms: int = 1500
     check_every_read: bool = False
     token_file: Path | None = None
+    node_socket: Path | None = None
     site_members: str = ""
     site_token_file: Path | None = None
     watch: str = ""

@@ -32,6 +32,8 @@ class _ReadStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReadStatus
     """no such place in that shard"""
     READ_STATUS_DAMAGED: _ReadStatus.ValueType  # 3
     """the shard's file here is cut short or cannot be read"""
+    READ_STATUS_FORBIDDEN: _ReadStatus.ValueType  # 4
+    """the source's owner, group and mode do not let the caller read it"""
 
 class ReadStatus(_ReadStatus, metaclass=_ReadStatusEnumTypeWrapper): ...
 
@@ -42,6 +44,8 @@ READ_STATUS_BAD_EXTENT: ReadStatus.ValueType  # 2
 """no such place in that shard"""
 READ_STATUS_DAMAGED: ReadStatus.ValueType  # 3
 """the shard's file here is cut short or cannot be read"""
+READ_STATUS_FORBIDDEN: ReadStatus.ValueType  # 4
+"""the source's owner, group and mode do not let the caller read it"""
 Global___ReadStatus: _TypeAlias = ReadStatus  # noqa: Y015
 
 class _FillOutcome:
@@ -580,6 +584,7 @@ class PackTask(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     HOME_FIELD_NUMBER: _builtins.int
+    ACCESS_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """folder or URL, as this member reaches it too"""
     plan: _builtins.str
@@ -590,6 +595,8 @@ class PackTask(_message.Message):
     """copies wanted of each shard"""
     home: _builtins.str
     """folder or URL to put each shard into besides; empty for none"""
+    access: _builtins.str
+    """who may read what is put there, uid:gid:mode; empty: its owner alone"""
     def __init__(
         self,
         *,
@@ -598,10 +605,11 @@ class PackTask(_message.Message):
         members: _builtins.str = ...,
         replicas: _builtins.int = ...,
         home: _builtins.str = ...,
+        access: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["home", b"home", "members", b"members", "plan", b"plan", "replicas", b"replicas", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "home", b"home", "members", b"members", "plan", b"plan", "replicas", b"replicas", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import secrets
 import shutil
@@ -39,11 +40,14 @@ def epochs_of(
     return told_epochs(played(sandbox, story, env))
 
 
-def played(sandbox: Sandbox, story: str, env: dict[str, str] | None = None) -> str:
+def played(
+    sandbox: Sandbox, story: str, env: dict[str, str] | None = None, *arguments: str, root: bool = False
+) -> str:
     """Play a story in a home that is as a new user's, on wiped SSDs; return what it printed."""
     programs = (path.name for path in STORIES.glob("*.py"))
     as_new(sandbox, 'store = "/local/ssd/deeplink"\n', *programs, f"{story}.sh")
-    done = sandbox.run(CTL, ["bash", "-eu", f"{story}.sh"], timeout_s=5 * LIMIT_S, env=env)
+    argv = ["bash", "-eu", f"{story}.sh", *arguments]
+    done = sandbox.run(CTL, argv, timeout_s=5 * LIMIT_S, env=env, root=root)
     assert done.code == 0, done.stdout + done.stderr
     sys.stdout.write(done.stdout)
     return done.stdout + done.stderr
@@ -142,6 +146,18 @@ def test_an_unchanged_script_reads_its_folder_from_the_cache(cluster: Sandbox) -
     assert len(digests) == 4, output
     assert len(set(digests)) == 1
     assert "with workers: epoch 1" in output
+
+
+def test_another_user_reads_what_the_source_lets_him_and_no_more(cluster: Sandbox) -> None:
+    other = next(one for one in pwd.getpwall() if 0 < one.pw_uid < 1000 and one.pw_uid != cluster.user.uid)
+    output = played(cluster, "two_users", None, cluster.user.name, other.pw_name, root=True)
+    found = told_epochs(output)
+    assert not sources_of(found), output
+    # The agent brings what its node lacks while the first epochs run.
+    assert found["n1 task 0", 6] == [(0, FILES, 0, 0)], output
+    assert "do not let this user read it" in output
+    assert re.search(r"^refused: SampleForbiddenError .*Permission denied", output, re.MULTILINE), output
+    assert not list(cluster.ssd("n1").glob(f"store-{other.pw_name}/*.mdb"))
 
 
 def test_without_settings_shards_go_to_the_nodes_own_disks(cluster: Sandbox) -> None:

@@ -12,7 +12,7 @@ import secrets
 import select
 import socket
 import struct
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from deeplink.rpc.plain import framing
 from deeplink.rpc.plain.framing import (
@@ -24,6 +24,7 @@ from deeplink.rpc.plain.framing import (
     PlainSilentError,
     check_status,
 )
+from deeplink.rpc.plain.local_socket import UNIX
 from deeplink.rpc.resolving import UnresolvedError, addresses, split_address
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ def _some(count: int) -> int:
     return count
 
 
-class TcpConnection:
-    """A connection to `host:port`, begun when it is made; `establish` waits for it.
+class StreamConnection:
+    """A connection to `host:port`, or to `unix:PATH`, begun when it is made; `establish` waits for it.
 
     What it raises is OSError: TimeoutError where the deadline has passed, ConnectionResetError where the other end
     has closed. Close it then.
@@ -64,7 +65,11 @@ class TcpConnection:
         self._clock = clock
         self.deadline = self.patience_s = 0.0
         self.is_established = False
-        self._addresses = addresses(*split_address(address), clock)
+        self._addresses: list[tuple[int, int, int, str, Any]] = (
+            [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", address.removeprefix(UNIX))]
+            if address.startswith(UNIX)
+            else addresses(*split_address(address), clock)
+        )
         self._socket = self._next_socket()
         # Small reads are served from here, so that a frame's header costs no system call.
         self._buffer = memoryview(bytearray(_BUFFER))
@@ -77,7 +82,8 @@ class TcpConnection:
             family, kind, protocol, _, address = self._addresses.pop(0)
             connection = socket.socket(family, kind, protocol)
             try:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if family != socket.AF_UNIX:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.setblocking(False)  # noqa: FBT003 - the standard library's
                 with contextlib.suppress(BlockingIOError):
                     connection.connect(address)
@@ -279,7 +285,7 @@ class PlainConnection:
         self._is_greeted = self._is_proven = self.is_used = False
         self._unsent = b""
         try:
-            self._link = TcpConnection(address, clock)
+            self._link = StreamConnection(address, clock)
         except (OSError, ValueError, UnresolvedError) as problem:
             raise PlainSilentError(address, str(problem)) from problem
 

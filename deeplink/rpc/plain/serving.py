@@ -19,11 +19,13 @@ import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from deeplink.core.admission import Admission, ConnectionBounds
 from deeplink.rpc.plain import framing
 from deeplink.rpc.plain.framing import NONCE_BYTES, Inbound, SessionError, Status
+from deeplink.rpc.plain.local_socket import caller_of
 from deeplink.rpc.plain.outgoing import AnswerStream
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     Method = Callable[[bytes], Iterator[Reply]]
     WaitingMethod = Callable[[bytes, Callable[[], bool]], Iterator[Reply]]
+    UserMethod = Callable[[bytes, int], Iterator[Reply]]
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,8 @@ _PUT_AT_ONCE = 8 << 20
 """Bytes of parts made ready before the first of them is sent."""
 _PROGRESS = 1024
 """So many bytes sent at once are no trickle that a peer makes us send."""
+_USERS = 4
+"""Of the connections on a Unix socket one user has this part at most."""
 _QUEUED = 4
 """Calls that may wait for each of the threads that may wait themselves."""
 _TOO_BUSY = "as many calls are answered as this server takes at once"
@@ -83,6 +88,8 @@ class PlainTerms:
     methods: Mapping[str, Method]  # never wait, but for a disk
     # may wait; each is given what tells whether its caller still does, for it must not outlast it for long
     waiting_methods: Mapping[str, WaitingMethod] = field(default_factory=dict)
+    # on Unix sockets alone, with the number of the user who calls; they may wait
+    user_methods: Mapping[str, UserMethod] = field(default_factory=dict)
     # the reply to a call with a token that is valid no more, by token and method; None: it is refused
     farewell: Callable[[str, str], Reply | None] = lambda _token, _method: None
 
@@ -98,6 +105,7 @@ class _Connection:
     lock: threading.Lock = field(default_factory=threading.Lock)
     answers: AnswerStream = field(default_factory=AnswerStream)
     may_wait: bool = False  # whether the method that is being answered may
+    user: int | None = None  # who calls, on a Unix socket
 
     @property
     def is_idle(self) -> bool:
@@ -181,10 +189,12 @@ class PlainServer:
         """Serve a connection that was accepted from this address."""
         accepted.setblocking(True)  # noqa: FBT003 - the standard library's
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_WAIT)
-        _send_unpaced(accepted)
+        user = caller_of(accepted)
+        if user is None:
+            _send_unpaced(accepted)
         inbound = Inbound(self._terms.find_token, self._terms.node, secrets.token_bytes(NONCE_BYTES))
-        connection = _Connection(accepted, accepted.fileno(), inbound, self._clock.monotonic())
-        leaves = self._admission.admit(connection, address)
+        connection = _Connection(accepted, accepted.fileno(), inbound, self._clock.monotonic(), user=user)
+        leaves = connection if self._has_enough(user) else self._admission.admit(connection, address)
         if leaves is not None:
             self._on_refused()
             leaves.cut(framing.end(Status.EXHAUSTED, "as many connections as it holds"))
@@ -199,6 +209,13 @@ class PlainServer:
         except OSError:
             self._drop(connection)
             raise
+
+    def _has_enough(self, user: int | None) -> bool:
+        """Tell whether a user has as many connections as one may: the others find room."""
+        if user is None:
+            return False
+        held = sum(one.user == user for one in list(self._connections.values()))
+        return held >= max(1, self._limits.connections // _USERS)
 
     def _work(self) -> None:
         while not self._is_ending:
@@ -309,6 +326,8 @@ class PlainServer:
         connection.may_wait = False
         method = terms.methods.get(request.method)
         waiting = terms.waiting_methods.get(request.method)
+        if connection.user is not None and (of_user := terms.user_methods.get(request.method)) is not None:
+            waiting = partial(_called, of_user, connection.user)
         if not terms.is_valid(connection.inbound.token):
             farewell = terms.farewell(connection.inbound.token, request.method)
             if farewell is None:
@@ -394,6 +413,10 @@ class PlainServer:
                 self._serve(connection, event, refuse=True)
             else:
                 self._arm(connection, _READ | _WRITE * bool(event & _WRITE))
+
+
+def _called(method: UserMethod, user: int, message: bytes, _is_awaited: Callable[[], bool]) -> Iterator[Reply]:
+    return method(message, user)
 
 
 def _send_unpaced(accepted: socket.socket) -> None:

@@ -13,8 +13,10 @@ import pytest
 
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import HomeError
+from deeplink.cache.format.access import SourceAccess
 from deeplink.cache.packer import pack
-from deeplink.cache.source.home import FileAccess, home_beside, make_home_beside, open_home
+from deeplink.cache.source.home import home_beside, make_home_beside, open_home
+from deeplink.cache.source.opening import open_source
 from deeplink.cache.store.store import Store
 from deeplink.core.types import ShardId
 from tests.cache.agents import write_tree
@@ -127,13 +129,15 @@ def test_files_at_home_are_for_those_who_may_read_the_source(
         folder.chmod(folder.stat().st_mode | 0o011)
     source.chmod(here)
     source.parent.chmod(above)
-    access = FileAccess.as_of(str(source), local=True)
-    assert access.mode == mode
-    home = open_home(str(tmp_path / "home"), access)
+    access = SourceAccess.parse(open_source(str(source)).listing().access)
+    assert (access.mode, access.owner) == (mode, os.geteuid())
+    home = open_home(str(tmp_path / "home"), str(access))
     home.put(SHARD, source / "a")
     facts = (tmp_path / "home" / f"{SHARD}.mdb").stat()
     assert (facts.st_mode & 0o777, facts.st_gid) == (mode, source.stat().st_gid)
-    assert FileAccess.as_of("s3://bucket/x", local=False).mode == 0o600
+    elsewhere = open_home(str(tmp_path / "elsewhere"))
+    elsewhere.put(SHARD, source / "a")
+    assert (tmp_path / "elsewhere" / f"{SHARD}.mdb").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_home_beside_a_catalog_is_for_those_who_write_to_the_catalog(tmp_path: Path) -> None:

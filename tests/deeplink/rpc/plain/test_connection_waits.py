@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from deeplink.core.clock import ManualClock
-from deeplink.rpc.plain.connection import TcpConnection
+from deeplink.rpc.plain.connection import StreamConnection
 
 
 @pytest.mark.parametrize("left_s", [1.9999999, 2.0, 0.9999995, 0.0000001, 59.9999999])
@@ -14,7 +14,7 @@ def test_however_little_is_missing_to_a_whole_second_the_kernel_takes_the_time_l
     """It refuses a million microseconds, which is what rounding makes of 1.9999999 s."""
     clock = ManualClock(now=0.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        link = TcpConnection(f"127.0.0.1:{server.getsockname()[1]}", clock)
+        link = StreamConnection(f"127.0.0.1:{server.getsockname()[1]}", clock)
         link.deadline = left_s
         link.establish()
         link.send(b"word")
@@ -28,7 +28,7 @@ def test_however_little_is_missing_to_a_whole_second_the_kernel_takes_the_time_l
 
 def test_what_was_read_ahead_comes_first_and_more_is_read_ahead_when_it_is_asked_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        link = TcpConnection(f"127.0.0.1:{server.getsockname()[1]}", ManualClock(now=0.0))
+        link = StreamConnection(f"127.0.0.1:{server.getsockname()[1]}", ManualClock(now=0.0))
         link.deadline = 20.0
         link.establish()
         peer, _ = server.accept()
