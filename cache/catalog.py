@@ -125,12 +125,16 @@ class Catalog:
             raise self.missing(name, beginning, there, lost=lost)
         return found[0]
 
+    def chosen(self, name: str, version: str | None = None) -> Version:
+        """Return the version that `open` opens; one that is named in full need not be there."""
+        whole = version and _VERSION.fullmatch(version)  # does without a look through the folder
+        return Version(version) if version and whole else self.resolved(name, version or "")
+
     def open(self, name: str, version: str | None = None) -> Index:
         """Return the index of a version, or of the one that begins so; the newest when none is named."""
         from deeplink.cache.format.index import Index  # noqa: PLC0415 - pyarrow: no agent needs it to start
 
-        whole = version and _VERSION.fullmatch(version)  # does without a look through the folder
-        chosen = Version(version) if version and whole else self.resolved(name, version or "")
+        chosen = self.chosen(name, version)
         path = self.path(name, chosen)
         try:
             return Index(path, chosen)

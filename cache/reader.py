@@ -32,6 +32,7 @@ from deeplink.cache.replicate.budget import keep_to_budget
 from deeplink.cache.replicate.fetching import Healer, WantedShard
 from deeplink.cache.source.cap import SourceCap, TokenBucket
 from deeplink.cache.source.opening import holds_many
+from deeplink.cache.store.index_copies import IndexCopies
 from deeplink.cache.store.store import Store
 from deeplink.cache.transfer.fleet import BatchOutcome, MemberPool
 from deeplink.cache.transfer.frames import PlainTransport
@@ -187,8 +188,10 @@ class Reader:
     @classmethod
     def open(cls, name: str, *, version: str | None = None, config: Config | None = None) -> Self:
         """Return a reader of a dataset, of its newest version when none, nor the beginning of one, is named."""
-        config = config or load_config()
-        return cls(name, Catalog(config.catalog).open(name, version), config, SystemClock())
+        config, clock = config or load_config(), SystemClock()
+        store = Store(config.store, make=False)
+        keep_to_budget(store, config, clock, staying=())
+        return cls(name, IndexCopies(store, Catalog(config.catalog), clock).open(name, version), config, clock)
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:

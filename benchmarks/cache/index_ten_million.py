@@ -7,6 +7,8 @@ not: they are listed, planned and indexed as `deeplink pack` does it, and looked
 from __future__ import annotations
 
 import argparse
+import ctypes
+import mmap
 import multiprocessing
 import os
 import random
@@ -28,6 +30,9 @@ from deeplink.cache.pack.building import Piece
 from deeplink.cache.pack.plan import PackJob, planned_job
 from deeplink.cache.source.selection import Picker, Selection
 from deeplink.cache.source.source import EVERYTHING, Listing, Source
+from deeplink.cache.store.index_copies import IndexCopies
+from deeplink.cache.store.store import Store
+from deeplink.core.clock import SystemClock
 from deeplink.core.config import Config
 from deeplink.core.types import ShardId
 
@@ -169,6 +174,67 @@ def _workers_mib(context: SpawnContext | ForkContext, opened: Index | tuple[Path
     return float(extra) / 1024
 
 
+def _bytes_read() -> int:
+    """Return the bytes that this process has read by system calls."""
+    said = Path("/proc/self/io").read_text(encoding="ascii")
+    return int(said.partition("rchar: ")[2].split()[0])
+
+
+def _in_memory(path: Path) -> int:
+    """Return how many bytes of a file are in the page cache: of one that was dropped, those read since."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as mapped:
+        pages = np.zeros(-(-len(mapped) // mmap.PAGESIZE), np.uint8)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        if libc.mincore(ctypes.c_void_p(at), ctypes.c_size_t(len(mapped)), ctypes.c_void_p(pages.ctypes.data)):
+            raise OSError(ctypes.get_errno(), "mincore")
+        return int((pages & 1).sum()) * mmap.PAGESIZE
+
+
+def _rank(pipe: Connection, root: Path, version: Version, seed: int) -> None:
+    """Open the index from its copy and read in it.
+
+    Says the seconds to open it, the bytes read by system calls for it, and the KiB of memory: this rank's own, and
+    of mapped files.
+    """
+    np.random.default_rng(0).integers(0, 9, 256)
+    own, mapped, read, began = _own_kib(), _status("RssFile"), _bytes_read(), time.perf_counter()
+    store = Store(root / "store", make=False)
+    index = IndexCopies(store, Catalog(root / "catalog"), SystemClock()).open_copy("names", version)
+    if not index.path.is_relative_to(store.root):
+        raise AssertionError("there is no copy")
+    seconds, read = time.perf_counter() - began, _bytes_read() - read
+    _read(index, seed)
+    pipe.send((seconds, read, _own_kib() - own, _status("RssFile") - mapped))
+
+
+def _on_a_node(path: Path, version: Version) -> Iterator[Row]:
+    """Open the index in one rank after another of a node, from a copy on its SSD."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        root = Path(folder)
+        shared = Catalog(root / "catalog").path("names", version)
+        shared.parent.mkdir(parents=True)
+        shared.hardlink_to(path)
+        context, found = multiprocessing.get_context("spawn"), []
+        for seed in range(WORKERS):
+            _drop(shared)
+            here, there = context.Pipe()
+            rank = context.Process(target=_rank, args=(there, root, version, seed))
+            rank.start()
+            there.close()
+            seconds, read, own, mapped = here.recv()
+            rank.join()
+            # The copy is read by system calls; what is mapped is seen in the page cache.
+            found.append((seconds, max(read if not seed else 0, _in_memory(shared)), own, mapped))
+    seconds, read, own, mapped = zip(*found, strict=True)
+    yield make_row("index: first rank of a node opens it, copying it", seconds[:1], "s")
+    yield make_row("index: next rank opens the copy", [1e3 * each for each in seconds[1:]], "ms", at_most=20)
+    yield make_row("index: read from shared storage, first rank", [read[0] / 2**20], "MiB")
+    yield make_row("index: read from shared storage, eighth rank", [read[-1] / 2**20], "MiB", at_most=0)
+    yield make_row("index: memory of a rank alone", [each / 1024 for each in own], "MiB")
+    yield make_row("index: memory of a rank, shared with others", [each / 1024 for each in mapped], "MiB")
+
+
 def _timed(what: Callable[[], object], times: int, unit: float) -> list[float]:
     """Return, per run, how long one of `times` took, in `unit` seconds."""
     runs = []
@@ -239,7 +305,9 @@ def _rows(path: Path, samples: int) -> Iterator[Row]:
     writer.join()
     yield make_row("index: write", [write_s], "s")
     yield make_row(f"index: list, plan and index {samples:,} files, most memory", [most_mib], "MiB", at_most=1024)
-    yield from _opens(path, version)  # first: pages of a file that is mapped stay in memory
+    # These first: pages of a file that is mapped stay in memory.
+    yield from _opens(path, version)
+    yield from _on_a_node(path, version)
     index = Index(path, version)
     each = (path.stat().st_size - len(index.key(0)) * samples) / samples
     yield make_row("index: bytes per sample without the key", [each], "B", at_most=64)

@@ -15,6 +15,7 @@ from deeplink.cache.errors import StoreFullError
 from deeplink.cache.membership import node_name
 from deeplink.cache.replicate.shard_recovery import KnownShards, ReplicaLookup
 from deeplink.cache.source.cap import source_cap
+from deeplink.cache.store.index_copies import copied_bytes
 from deeplink.cache.store.pins import Demand, demand, read_pins
 from deeplink.core import metrics
 
@@ -162,7 +163,7 @@ class StoreBudget:
         """Return the bytes that may come without a shard leaving for them, now or soon; negative for none."""
         with self._freed:
             budget, status = self.budget(), self._store.status()
-            return min(budget.low - status.bytes, status.free_bytes - 2 * budget.reserve) - self._reserved
+            return min(budget.low - self._bytes(status), status.free_bytes - 2 * budget.reserve) - self._reserved
 
     def keep(self) -> bool:
         """Evict down to the low mark. False: the store is still too full, and nothing may leave."""
@@ -174,8 +175,13 @@ class StoreBudget:
         """Return how many bytes must leave for `needed` more, and how many with the next ones. Call it locked."""
         coming = self._reserved + needed
         budget, status = self.budget(), self._store.status()
-        left = min(budget.bytes - status.bytes, status.free_bytes - budget.reserve) - coming
-        return max(-left, 0), budget.excess(status.bytes, status.free_bytes, coming)
+        held = self._bytes(status)
+        left = min(budget.bytes - held, status.free_bytes - budget.reserve) - coming
+        return max(-left, 0), budget.excess(held, status.free_bytes, coming)
+
+    def _bytes(self, status: StoreStatus) -> int:
+        """Return what counts against the budget: shards, and copies of indexes, which do not leave for room."""
+        return status.bytes + copied_bytes(self._store.root)
 
     def _make_room(self, needed: int) -> bool:
         """Drop shards where there is a lack, for coming bytes only if they fit then. False: nothing left."""

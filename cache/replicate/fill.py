@@ -17,11 +17,12 @@ from deeplink.cache.errors import ShardIdError
 from deeplink.cache.format import block
 from deeplink.cache.membership import RendezvousOrder
 from deeplink.cache.replicate.fetching import HOME, SOURCE, Fetched, FetchOutcome, WantedShard
+from deeplink.cache.store.index_copies import IndexCopies
 from deeplink.cache.store.pins import demand, read_pins
 from deeplink.cache.transfer.client import member_channel
 from deeplink.core import metrics
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.types import ShardId, Version, format_members, parse_members
+from deeplink.core.types import ShardId, format_members, parse_members
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ class FillServicer:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this member sees no catalog")
         try:
             members = parse_members(request.members)
-            index = self.catalog.open(request.name, Version(request.version) if request.version else None)
+            copies = IndexCopies(self.store, self.catalog, self.clock)  # ranks here will map it
+            index = copies.open(request.name, request.version or None)
             numbers = list(request.shards) or self._owned(index, members, request.replicas)
             wanted = [WantedShard.of(index, number) for number in dict.fromkeys(numbers)]
         except (DeepLinkError, ValueError, IndexError) as problem:

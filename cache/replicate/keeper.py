@@ -22,6 +22,7 @@ from deeplink.cache.replicate.shard_recovery import KnownShards, ReplicaLookup
 from deeplink.cache.serve.server import CacheServicer, local_listener, plain_clients, register
 from deeplink.cache.source.cap import SourceCap, TokenBucket
 from deeplink.cache.store.identity import StoreNotes
+from deeplink.cache.store.index_copies import IndexCopies
 from deeplink.cache.store.pins import read_pins
 from deeplink.core import metrics
 from deeplink.core.codec import to_message
@@ -90,6 +91,7 @@ class Upkeep:
     clock: Clock
     pace: UpkeepIntervals
     notes: StoreNotes | None
+    copies: IndexCopies | None
     replicas: int
     verified: threading.Event = field(default_factory=threading.Event)
     """Set once every shard that was here at the start has been verified or set aside."""
@@ -290,9 +292,12 @@ class Upkeep:
         metrics.STORE_HEALTHY.set(1)
 
     def _drop_unused(self) -> None:
-        dropped = self.room.drop_unused(self.clock.unix() - self.pace.unused_after_s)
+        oldest = self.clock.unix() - self.pace.unused_after_s
+        dropped = self.room.drop_unused(oldest)
         if dropped:
             log.info("%d shards that were not read for long were dropped", dropped)
+        if self.copies is not None and (removed := self.copies.collect(oldest)):
+            log.info("%d copies of indexes were removed: unused, or of versions that are gone", removed)
 
     def _note(self) -> None:
         if self.notes is None:
@@ -342,6 +347,7 @@ class Keeper:
             clock=clock,
             pace=pace or UpkeepIntervals(**days),
             notes=StoreNotes(config.state, node, store, clock) if config else None,
+            copies=IndexCopies(store, catalog, clock) if catalog else None,
             replicas=replicas,
         )
         self._serving = CacheServicer(store, node)

@@ -1,4 +1,4 @@
-"""One node's shards: what is there, marked and pinned.
+"""One node's shards, and its copies of indexes: what is there, marked and pinned.
 
-Other packages import: `described`, `identity`, `pins`, `store`.
+Other packages import: `described`, `identity`, `index_copies`, `pins`, `store`.
 """

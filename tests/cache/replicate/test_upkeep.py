@@ -31,6 +31,7 @@ def upkeep_of(store: Store, **parts: object) -> Upkeep:
         clock=SystemClock(),
         pace=UpkeepIntervals(verify_s=60.0),
         notes=None,
+        copies=None,
         replicas=2,
     )
 
