@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from deeplink.data.grouped import GroupedDataset
     from deeplink.data.iterable import IterableDataset
     from deeplink.ops.packing import pack
-    from deeplink.training.progress import report, section, should_save, timed
+    from deeplink.training.progress import report, section, should_save
+    from deeplink.training.timing import timed
 
 __version__ = "0.1.0"
 
@@ -36,7 +37,7 @@ _HOMES = {
     "report": "deeplink.training.progress",
     "section": "deeplink.training.progress",
     "should_save": "deeplink.training.progress",
-    "timed": "deeplink.training.progress",
+    "timed": "deeplink.training.timing",
 }
 
 __all__ = [

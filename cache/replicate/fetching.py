@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache import membership
 from deeplink.cache.errors import MemberSilentError, SourceChangedError, StoreError, StoreFullError
-from deeplink.cache.membership import Breaker
 from deeplink.cache.pack.rebuild_shard import rebuild_shard
 from deeplink.cache.source.cap import SourceCap, TokenBucket
 from deeplink.cache.source.home import open_home
 from deeplink.cache.source.opening import open_source
 from deeplink.cache.transfer.frames import call_member
+from deeplink.cache.transfer.hedging import Breaker
 from deeplink.core.descriptors import try_lock
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import DRAFT_PREFIX

@@ -18,7 +18,6 @@ from deeplink.cache.format import block
 from deeplink.cache.serve.served import Answering, ServedShards
 from deeplink.cache.transfer import frames
 from deeplink.cache.transfer.client import CHUNK_BYTES
-from deeplink.cache.transfer.frames import READ_METHOD, SERVICE
 from deeplink.core import metrics
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.types import ShardId
@@ -66,9 +65,9 @@ def register(server: grpc.Server, calls: Mapping[str, Callable[..., Any]]) -> li
         taken, given = (getattr(cache_pb2, kind.name) for kind in (method.input_type, method.output_type))
         read = None if name == "Read" else taken.FromString  # what it takes is read, and refused, by `frames`
         handlers[name] = make(call, read, given.SerializeToString)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    server.add_registered_method_handlers(SERVICE, handlers)
-    return [SERVICE]
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(frames.SERVICE, handlers),))
+    server.add_registered_method_handlers(frames.SERVICE, handlers)
+    return [frames.SERVICE]
 
 
 @contextmanager
@@ -251,7 +250,7 @@ def plain_clients(
     return PlainClients(
         node=servicer.node,
         token=token,
-        methods={READ_METHOD: servicer.read_message},
+        methods={frames.READ_METHOD: servicer.read_message},
         limits=limits or own_limits(),
         on_refused=metrics.CACHE_REFUSED_CALLS.inc,
     )
@@ -267,7 +266,7 @@ def local_listener(path: Path, servicer: CacheServicer) -> LocalListener:
         find_token=lambda _name: NO_SECRET,
         is_valid=lambda _token: True,
         methods={},
-        user_methods={READ_METHOD: servicer.read_for_user},
+        user_methods={frames.READ_METHOD: servicer.read_for_user},
     )
     server = PlainServer(terms, SystemClock(), limits=limits, on_refused=metrics.CACHE_REFUSED_CALLS.inc)
     return LocalListener(path, server)

@@ -22,6 +22,7 @@ from deeplink.cache.format import block
 from deeplink.cache.read.batch import by_shard
 from deeplink.cache.transfer import frames
 from deeplink.cache.transfer.frames import BatchReply, Places
+from deeplink.cache.transfer.hedging import Breaker, LatencyTracker
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -268,7 +269,7 @@ class MemberPool:
         self._index, self._transport, self._clock, self._deadline_s = index, transport, clock, deadline_s
         self._members = {member.name: member for member in members}
         self._order, self._node = membership.RendezvousOrder(self._members, membership.standing(members)), node
-        self._breaker, self._pace = membership.Breaker(), membership.LatencyTracker(deadline_s / 4)
+        self._breaker, self._pace = Breaker(), LatencyTracker(deadline_s / 4)
         self._busy_until: dict[NodeName, float] = {}
         self._is_said = False  # that a member may not give us something
         self._lock = threading.Lock()

@@ -19,7 +19,8 @@ from deeplink.core.clock import SystemClock
 from deeplink.core.types import Attempt
 from deeplink.scheduler.node.rank_processes import ASKING
 from deeplink.training import progress
-from deeplink.training.progress import KEPT, Destination, Reporter, StepMeter, _Report, measure_with
+from deeplink.training.progress import Destination, Reporter, _Report, measure_with
+from deeplink.training.timing import KEPT, StepMeter
 from deeplink.v1 import node_pb2
 from tests.waiting import LIMIT_S
 

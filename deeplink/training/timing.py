@@ -1,0 +1,104 @@
+"""`deeplink.timed(model)`: how long a rank's own work in a step takes, waiting for other ranks left out.
+
+In data-parallel training all ranks take equally long for a step, for they wait for the slowest one in backward's
+all-reduce. So what is timed ends where the first wait may begin: from the end of `deeplink.report` to the end of
+the forward pass. It holds the loading of data, the copy to the device and the forward pass; the backward pass of a
+slow device is slow in the same proportion.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from deeplink.training.progress import measure_with
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KEPT = 16
+"""Steps whose median is reported: one slow step changes nothing."""
+M = TypeVar("M", bound="Hookable")
+
+
+class Hookable(Protocol):
+    """A torch.nn.Module, as far as it is needed here."""
+
+    def register_forward_pre_hook(self, hook: Callable[..., None], /) -> object:
+        """Call `hook` before each forward pass."""
+        ...
+
+    def register_forward_hook(self, hook: Callable[..., None], /) -> object:
+        """Call `hook` after each forward pass."""
+        ...
+
+
+def timed(model: M) -> M:
+    """Measure the rank's own work with this model, for every `deeplink.report` from now on, and return the model.
+
+    A straggler is told from ranks that wait for it by this alone. Of a wrapped model (`.module`, as
+    DistributedDataParallel has it) the inner one is timed: the wrapper's forward pass may wait for other ranks.
+    Forward passes that wait for others themselves (tensor or pipeline parallelism, synchronised batch norm, FSDP)
+    hide the slow rank: measure yourself, and hand `work_s` to `report`.
+    """
+    inner = getattr(model, "module", model)
+    meter = StepMeter()
+    inner.register_forward_pre_hook(meter.forward_begins)
+    inner.register_forward_hook(meter.forward_ended)
+    measure_with(meter.step_ended)
+    return model
+
+
+class StepMeter:
+    """Times the steps of one model."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._steps: deque[float] = deque(maxlen=KEPT)
+        self._began: float | None = None
+        self._before: float | None = None
+        self._ended: float | None = None
+        self._open: Any = None  # of the forward pass under way: where the device began it
+        self._on_device: list[tuple[Any, Any, float]] = []
+
+    def forward_begins(self, *_: object) -> None:
+        """Take note that a forward pass begins."""
+        self._before = self._now()
+        self._open = _device_event()
+
+    def forward_ended(self, *_: object) -> None:
+        """Take note that a forward pass has ended, as far as this process sees."""
+        self._ended = self._now()
+        if self._open is not None and self._before is not None:
+            end = _device_event()
+            self._on_device = [(self._open, end, self._ended - self._before)]
+
+    def step_ended(self) -> float:
+        """Take note that the step ended; return the median seconds of own work in the latest steps, 0 before."""
+        if self._began is not None and self._ended is not None and self._ended > self._began:
+            self._steps.append(self._ended - self._began + self._device_s())
+        self._began, self._ended = self._now(), None
+        return statistics.median(self._steps) if self._steps else 0.0
+
+    def _device_s(self) -> float:
+        """How much longer than this process the device took for the last forward pass; nothing waits for it."""
+        waiting, self._on_device = self._on_device, []
+        for begin, end, host_s in waiting:
+            if end.query():  # a loss that was fetched has waited for it already
+                return max(0.0, float(begin.elapsed_time(end)) / 1e3 - host_s)
+        return 0.0
+
+
+def _device_event() -> Any:
+    """Return a mark in the GPU's queue of work; None without a GPU. Never loads torch."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    if torch.cuda.is_current_stream_capturing():  # asked about later, a mark in a CUDA graph is an error
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
