@@ -20,7 +20,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from deeplink.cache.catalog import PackRecord
-from deeplink.cache.errors import CatalogError, HomeError
+from deeplink.cache.errors import CatalogError, HomeError, IndexFormatError
 from deeplink.cache.format.index import Index
 from deeplink.cache.format.index_format import IndexContent, write_index
 from deeplink.cache.pack.plan import kept_marks, marks_of, write_marks
@@ -160,6 +160,24 @@ def merge_parts(catalog: Catalog, name: str) -> Merged:
     except OSError as problem:
         raise CatalogError(f"catalog {catalog.root}: {problem.strerror or problem}") from problem
     return Merged(version, record, placed, len(found))
+
+
+def unmerged(catalog: Catalog) -> dict[str, set[ShardId]]:
+    """Return, by dataset, the shards of parts that wait to be merged: no version has them yet.
+
+    To be asked before versions are looked at, so that a merge meanwhile hides none. Raises IndexFormatError.
+    """
+    found: dict[str, set[ShardId]] = {}
+    for path in catalog.root.glob(f"*/{_FOLDER}/*.arrow"):
+        try:
+            index = Index(path, Version(""))
+        except FileNotFoundError:  # merged since
+            continue
+        except IndexFormatError as problem:
+            remedy = "Remove it and its record beside it, and pack that part again."
+            raise IndexFormatError(path, f"a part that cannot be read: {problem}", remedy) from problem
+        found.setdefault(path.parents[1].name, set()).update(entry.id for entry in index.shards)
+    return found
 
 
 def _put_at_home(record: PackRecord, name: str, version: Version, path: Path) -> None:

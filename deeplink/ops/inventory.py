@@ -16,6 +16,7 @@ from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import DatasetMissingError, HomeError, IndexFormatError, MemberError, ShardCorruptError
 from deeplink.cache.format import block
 from deeplink.cache.membership import configured_members, members_token, node_name, other_members
+from deeplink.cache.pack.parts import unmerged
 from deeplink.cache.pack.rebuild_shard import rows_of
 from deeplink.cache.read.batch import Batch, Copying
 from deeplink.cache.read.mapped import ShardFile
@@ -169,8 +170,9 @@ def _note(catalog: Path, name: str, index: Index, sizes: Mapping[NodeName, int])
 def shards_to_drop(catalog: Catalog, place: DatasetPath, *, force: bool) -> tuple[list[ShardId], dict[str, int]]:
     """Return a dataset's shards that may go, and how many each other dataset has a share in, which stay.
 
-    Of one version those go that no other version has.
+    Of one version those go that no other version has. What a part has that waits to be merged stays, too.
     """
+    parts = {} if force else unmerged(catalog)
     versions = catalog.versions(place.name)
     if not versions:
         raise catalog.missing(place.name)
@@ -179,8 +181,11 @@ def shards_to_drop(catalog: Catalog, place: DatasetPath, *, force: bool) -> tupl
     if place.version:
         chosen = catalog.resolved(place.name, place.version)
         wanted = held[chosen].difference(*(shards for version, shards in held.items() if version != chosen))
-    others = [] if force else [other for other in catalog.names(lost=True) if other != place.name]
-    shared = {other: found for other in others if (found := wanted & shards_of(catalog, other))}
+    staying: dict[str, set[str]] = {name: set(shards) for name, shards in parts.items()}
+    for other in [] if force else catalog.names(lost=True):
+        if other != place.name:
+            staying.setdefault(other, set()).update(shards_of(catalog, other))
+    shared = {name: found for name, shards in staying.items() if (found := wanted & shards)}
     return sorted(wanted.difference(*shared.values())), {other: len(found) for other, found in shared.items()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from deeplink.cache.pack.parts import unmerged
 from deeplink.cache.source.home import FolderHome, home_beside
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.text import counted, listed
@@ -108,15 +109,16 @@ def _dropped(shards: Sequence[ShardId], to: PackTarget) -> Dropped:
 
 
 def orphans(catalog: Catalog, name: str, version: Version) -> tuple[str, list[str]]:
-    """Return the home of a version, and its shards there that no other version in the catalog has.
+    """Return the home of a version, and its shards there that no other version in the catalog, and no part, has.
 
     Empty where it is not the catalog's own home: other catalogs may count on that. Raises DeepLinkError where the
-    index of the version cannot be read.
+    index of the version, or a part's, cannot be read.
     """
+    parts = unmerged(catalog)
     index = catalog.open(name, version)
     if index.home != home_beside(catalog.root):
         return "", []
-    left = {entry.id for entry in index.shards}
+    left = {entry.id for entry in index.shards}.difference(*parts.values())
     for other in catalog.names(lost=True):
         left -= shards_of(catalog, other, but=version if other == name else "")
     return index.home, sorted(left)

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.errors import HomeError
+from deeplink.cache.errors import HomeError, IndexFormatError
+from deeplink.cache.pack.parts import Part
 from deeplink.cache.packer import pack
 from deeplink.cache.source.home import home_beside, open_home
 from deeplink.core import store_place
 from deeplink.core.config import Config
+from deeplink.fs.library import DatasetPath
+from deeplink.ops.inventory import shards_to_drop
 from deeplink.ops.pack_target import HomeChoice, chosen_home
 from deeplink.ops.removal import orphans, remove_at_home
 from tests.cache.agents import config_below, small_files, write_tree
@@ -104,3 +107,19 @@ def test_only_shards_that_no_version_has_any_more_leave_the_catalogs_own_home(
     assert orphans(catalog, "digits", elsewhere.version) == ("", [])
     with pytest.raises(HomeError):
         remove_at_home(str(source / "zebra"), "digits", second.version, [new])
+
+
+def test_what_a_part_has_that_waits_to_be_merged_stays(config: Config, tmp_path: Path) -> None:
+    source, other = tmp_path / "source", tmp_path / "other"
+    write_tree(source, small_files(40))
+    write_tree(other, small_files(40))
+    url, catalog = home_beside(config.catalog), Catalog(config.catalog)
+    version = pack(str(source), "digits", config=config, home=url).version
+    pack(str(other), "again", config=config, home=url, part=Part(1, 1))  # the same shards, of no version yet
+    assert catalog.names(lost=True) == ["digits"]
+    assert orphans(catalog, "digits", version) == (url, [])
+    assert shards_to_drop(catalog, DatasetPath("digits"), force=False) == ([], {"again": 2})
+    (index,) = (config.catalog / "again" / ".parts").glob("*.arrow")
+    index.write_bytes(index.read_bytes()[:100])
+    with pytest.raises(IndexFormatError, match="part that cannot be read"):
+        orphans(catalog, "digits", version)
