@@ -63,13 +63,25 @@ _OUTCOME = {
 
 
 def evict(
-    store: Store, shards: Sequence[str], recovery: ReplicaLookup, clock: Clock, *, force: bool, dry_run: bool
+    store: Store,
+    shards: Sequence[str],
+    recovery: ReplicaLookup,
+    clock: Clock,
+    *,
+    force: bool,
+    dry_run: bool,
+    last_copies: bool = False,
 ) -> cache_pb2.EvictReply:
-    """Drop shards; unless by force, none that a job needs or that could not be had again."""
+    """Drop shards; unless by force none that a job needs, nor, but for `last_copies`, the last one."""
     names = [block.checked_shard_id(shard) for shard in shards]
-    wanted = demand(read_pins(store.root, clock.unix()))
-    if not force:
+    only = set[ShardId]()
+    if not (force or last_copies):
         recovery.ask_members(again=True)
+        wanted = demand(read_pins(store.root, clock.unix()))
+        idle = [shard for shard in names if store.has(shard) and not wanted.needs(shard)]
+        only = {shard for shard in idle if not (recovery.at_member(shard) or recovery.is_kept(shard))}
+    # Now: a job may have begun to read while homes and sources were asked.
+    wanted = demand(read_pins(store.root, clock.unix()))
     reply = cache_pb2.EvictReply()
     for shard in names:
         if not store.has(shard):
@@ -80,7 +92,7 @@ def evict(
             said.bytes = store.path(shard).stat().st_size
             if not force and wanted.needs(shard):
                 said.outcome, said.problem = cache_pb2.EVICT_OUTCOME_NEEDED, "a running job needs it"
-            elif not (force or recovery.at_member(shard) or recovery.is_kept(shard)):
+            elif shard in only:
                 said.outcome = cache_pb2.EVICT_OUTCOME_ONLY
                 said.problem = "it is not known that it can be had again"
             elif not dry_run:
@@ -114,7 +126,7 @@ class FillServicer:
 
     def evict(self, request: cache_pb2.EvictRequest, context: grpc.ServicerContext) -> cache_pb2.EvictReply:
         """Drop shards."""
-        how = {"force": request.force, "dry_run": request.dry_run}
+        how = {"force": request.force, "dry_run": request.dry_run, "last_copies": request.last_copies}
         try:
             return evict(self.store, request.shards, self.recovery, self.clock, **how)
         except ShardIdError as problem:
@@ -303,7 +315,13 @@ def fill(
 
 
 def ask_to_evict(
-    member: Member, token: str, shards: Sequence[ShardId], *, force: bool, dry_run: bool
+    member: Member,
+    token: str,
+    shards: Sequence[ShardId],
+    *,
+    force: bool,
+    dry_run: bool,
+    last_copies: bool = False,
 ) -> list[cache_pb2.EvictedShard]:
     """Have a member drop shards; return what became of each."""
     found: list[cache_pb2.EvictedShard] = []
@@ -311,6 +329,6 @@ def ask_to_evict(
         stub = cache_pb2_grpc.CacheStub(channel)
         for start in range(0, len(shards), _MOST_AT_ONCE):
             some = shards[start : start + _MOST_AT_ONCE]
-            request = cache_pb2.EvictRequest(shards=some, force=force, dry_run=dry_run)
+            request = cache_pb2.EvictRequest(shards=some, force=force, dry_run=dry_run, last_copies=last_copies)
             found.extend(stub.Evict(request, timeout=_EVICT_S).shards)
     return found

@@ -205,20 +205,31 @@ def shards_of(catalog: Catalog, name: str, *, but: str = "") -> set[str]:
 
 
 def drop(
-    shards: Sequence[ShardId], config: Config, members: Sequence[Member], token: str, *, force: bool, dry_run: bool
+    shards: Sequence[ShardId],
+    config: Config,
+    members: Sequence[Member],
+    token: str,
+    *,
+    dry_run: bool,
+    force: bool = False,
+    last_copies: bool = False,
 ) -> tuple[Dropped, list[str]]:
-    """Have members, or without any this node, drop shards; return what became of each, and the problems."""
+    """Have members, or without any this node, drop shards; return what became of each, and the problems.
+
+    Those that a job needs stay unless by `force`; those that could not be had again, unless `last_copies`.
+    """
+    how = {"dry_run": dry_run, "force": force, "last_copies": last_copies}
     found: dict[NodeName, Sequence[cache_pb2.EvictedShard]] = {}
     if not members:
         clock, store = SystemClock(), Store(config.store, make=False)
         known = KnownShards(Catalog(config.catalog), clock)
         recovery = ReplicaLookup(node_name(config), "", known, source_cap(config, clock), clock)
-        found[node_name(config)] = evict(store, shards, recovery, clock, force=force, dry_run=dry_run).shards
+        found[node_name(config)] = evict(store, shards, recovery, clock, **how).shards
     problems: list[str] = []
     # One after another: what one member drops the next one must not count on.
     for member in members:
         try:
-            found[member.name] = ask_to_evict(member, token, shards, force=force, dry_run=dry_run)
+            found[member.name] = ask_to_evict(member, token, shards, **how)
         except MemberError as problem:
             problems.append(str(problem))
     return found, problems

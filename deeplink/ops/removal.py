@@ -48,33 +48,33 @@ def remove_dataset(catalog: Catalog, place: DatasetPath, to: PackTarget, *, dry_
         catalog.check_removable(place.name, chosen)
     versions: tuple[Version, ...] = (chosen,) if chosen else tuple(catalog.versions(place.name))
     record = catalog.record(place.name, versions[-1])
-    planned = _refused_if_read(place, shards, to)
-    done: Dropped = planned
+    done = _refused_if_read(place, shards, to)
     if not dry_run:
         if chosen:
             catalog.remove(place.name, chosen)
         else:
             catalog.remove_all(place.name)
-        done = _dropped(shards, to)
+        # What only this dataset could bring back goes too, but nothing that a job has begun to read since.
+        done, problems = drop(shards, to.config, to.members, to.token, last_copies=True, dry_run=False)
         if chosen:
             note_dropped(catalog, place.name, done)
-    # What only this dataset could bring back goes with it: of a plan that counts as gone.
-    away = {"gone", "only"} if dry_run else {"gone"}
+        if problems:
+            raise DeepLinkError(f"removed from the catalog, but not from every node: {'; '.join(problems)}")
     copies = [(node, one) for node, held in done.items() for one in held if outcome_of(one) != "absent"]
     return Removed(
         name=place.name,
         versions=versions,
-        shards=sum(outcome_of(one) in away for _, one in copies),
-        bytes=sum(one.bytes for _, one in copies if outcome_of(one) in away),
+        shards=sum(outcome_of(one) == "gone" for _, one in copies),
+        bytes=sum(one.bytes for _, one in copies if outcome_of(one) == "gone"),
         shared=shared,
-        kept={f"{one.id} on {node}": one.problem for node, one in copies if outcome_of(one) not in away},
+        kept={f"{one.id} on {node}": one.problem for node, one in copies if outcome_of(one) != "gone"},
         home=record.home if record else "",
     )
 
 
 def _refused_if_read(place: DatasetPath, shards: Sequence[ShardId], to: PackTarget) -> Dropped:
     """Return what would become of the shards, unless a job needs one of them or that is not known."""
-    planned, problems = drop(shards, to.config, to.members, to.token, force=False, dry_run=True)
+    planned, problems = drop(shards, to.config, to.members, to.token, last_copies=True, dry_run=True)
     if problems:
         raise DeepLinkError(
             f"whether a job reads {place} is not known, so nothing is removed: {'; '.join(problems)}",
@@ -91,21 +91,6 @@ def _refused_if_read(place: DatasetPath, shards: Sequence[ShardId], to: PackTarg
             remedy="Wait until the job ends, or cancel it.",
         )
     return planned
-
-
-def _dropped(shards: Sequence[ShardId], to: PackTarget) -> Dropped:
-    """Drop shards; those of which no other copy is known, too, but none that a job has begun to read since."""
-    dropped, problems = drop(shards, to.config, to.members, to.token, force=False, dry_run=False)
-    found = dict(dropped)
-    last = sorted({ShardId(one.id) for held in found.values() for one in held if outcome_of(one) == "only"})
-    if last and not problems:
-        forced, problems = drop(last, to.config, to.members, to.token, force=True, dry_run=False)
-        for node, held in forced.items():
-            others = [one for one in found.get(node, ()) if one.id not in last]
-            found[node] = [*others, *held]
-    if problems:
-        raise DeepLinkError(f"removed from the catalog, but not from every node: {'; '.join(problems)}")
-    return found
 
 
 def orphans(catalog: Catalog, name: str, version: Version) -> tuple[str, list[str]]:

@@ -24,23 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64\x65\x65plink/v1/cache.proto\x12\x0b\x64\x65\x65plink.v1\"\r\n\x0bStatRequest\"\xb7\x01\n\tStatReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12&\n\x06shards\x18\x02 \x03(\x0b\x32\x16.deeplink.v1.ShardStat\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x04\x12\x14\n\x0csource_bytes\x18\x05 \x01(\x04\x12\x17\n\x0fsource_requests\x18\x06 \x01(\x04\x12\x0f\n\x07\x66illing\x18\x07 \x01(\rJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\n\"8\n\tShardStat\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x10\n\x08verified\x18\x03 \x01(\x08\"K\n\x0bReadRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06shards\x18\x02 \x03(\t\x12\x0f\n\x07\x65xtents\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64oubted\x18\x04 \x03(\t\"3\n\tReadReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04head\x18\x02 \x01(\x0c\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\"<\n\nPutRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\r\n\x05\x63hunk\x18\x03 \x01(\x0c\"\x1a\n\x08PutReply\x12\x0e\n\x06stored\x18\x01 \x01(\x08\"\x18\n\nGetRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x19\n\x08GetReply\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"_\n\x0b\x46illRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06shards\x18\x03 \x03(\r\x12\x0f\n\x07members\x18\x04 \x01(\t\x12\x10\n\x08replicas\x18\x05 \x01(\r\"\x90\x01\n\tFillReply\x12\r\n\x05shard\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12)\n\x07outcome\x18\x03 \x01(\x0e\x32\x18.deeplink.v1.FillOutcome\x12\x0e\n\x06origin\x18\x04 \x01(\t\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x0f\n\x07problem\x18\x06 \x01(\t\x12\r\n\x05total\x18\x07 \x01(\r\">\n\x0c\x45victRequest\x12\x0e\n\x06shards\x18\x01 \x03(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"f\n\x0c\x45victedShard\x12\n\n\x02id\x18\x01 \x01(\t\x12*\n\x07outcome\x18\x02 \x01(\x0e\x32\x19.deeplink.v1.EvictOutcome\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0f\n\x07problem\x18\x04 \x01(\t\"7\n\nEvictReply\x12)\n\x06shards\x18\x01 \x03(\x0b\x32\x19.deeplink.v1.EvictedShard\"e\n\x0bPackRequest\x12%\n\x04task\x18\x01 \x01(\x0b\x32\x15.deeplink.v1.PackTaskH\x00\x12\'\n\x05shard\x18\x02 \x01(\x0b\x32\x16.deeplink.v1.PackShardH\x00\x42\x06\n\x04what\"i\n\x08PackTask\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0c\n\x04plan\x18\x02 \x01(\t\x12\x0f\n\x07members\x18\x03 \x01(\t\x12\x10\n\x08replicas\x18\x04 \x01(\r\x12\x0c\n\x04home\x18\x05 \x01(\t\x12\x0e\n\x06\x61\x63\x63\x65ss\x18\x06 \x01(\t\"[\n\tPackShard\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x13\n\x0bkey_lengths\x18\x03 \x01(\x0c\x12\r\n\x05sizes\x18\x04 \x01(\x0c\x12\x0c\n\x04mark\x18\x05 \x01(\x04\"\x92\x01\n\tPackReply\x12+\n\x07\x61\x64vance\x18\x01 \x01(\x0b\x32\x18.deeplink.v1.PackAdvanceH\x00\x12%\n\x04\x64one\x18\x02 \x01(\x0b\x32\x15.deeplink.v1.PackDoneH\x00\x12)\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x17.deeplink.v1.PackFailedH\x00\x42\x06\n\x04what\"+\n\x0bPackAdvance\x12\r\n\x05\x66iles\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"p\n\x08PackDone\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x15\n\rblock_offsets\x18\x04 \x01(\x0c\x12\x11\n\tchecksums\x18\x05 \x01(\x0c\x12\x0f\n\x07holders\x18\x06 \x03(\t\"U\n\nPackFailed\x12\x0e\n\x06number\x18\x01 \x01(\r\x12)\n\x07problem\x18\x02 \x01(\x0e\x32\x18.deeplink.v1.PackProblem\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x1c\n\rVerifyRequest\x12\x0b\n\x03ids\x18\x01 \x03(\t\"h\n\x0bVerifyReply\x12\n\n\x02id\x18\x01 \x01(\t\x12)\n\x06status\x18\x02 \x01(\x0e\x32\x19.deeplink.v1.VerifyStatus\x12\x0f\n\x07problem\x18\x03 \x01(\t\x12\x11\n\tchecksums\x18\x04 \x01(\x04\"\x1d\n\x0f\x44\x65scribeRequest\x12\n\n\x02id\x18\x01 \x01(\t\"V\n\rDescribeReply\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x15\n\rblock_offsets\x18\x02 \x01(\x0c\x12\x10\n\x08payloads\x18\x03 \x01(\x0c\x12\r\n\x05table\x18\x04 \x01(\x0c*\x8a\x01\n\nReadStatus\x12\x12\n\x0eREAD_STATUS_OK\x10\x00\x12\x18\n\x14READ_STATUS_NO_SHARD\x10\x01\x12\x1a\n\x16READ_STATUS_BAD_EXTENT\x10\x02\x12\x17\n\x13READ_STATUS_DAMAGED\x10\x03\x12\x19\n\x15READ_STATUS_FORBIDDEN\x10\x04*\x8b\x01\n\x0b\x46illOutcome\x12\x15\n\x11\x46ILL_OUTCOME_HELD\x10\x00\x12\x18\n\x14\x46ILL_OUTCOME_FETCHED\x10\x01\x12\x17\n\x13\x46ILL_OUTCOME_FAILED\x10\x02\x12\x18\n\x14\x46ILL_OUTCOME_NO_ROOM\x10\x03\x12\x18\n\x14\x46ILL_OUTCOME_CHANGED\x10\x04*\x8c\x01\n\x0c\x45victOutcome\x12\x16\n\x12\x45VICT_OUTCOME_GONE\x10\x00\x12\x18\n\x14\x45VICT_OUTCOME_ABSENT\x10\x01\x12\x18\n\x14\x45VICT_OUTCOME_NEEDED\x10\x02\x12\x16\n\x12\x45VICT_OUTCOME_ONLY\x10\x03\x12\x18\n\x14\x45VICT_OUTCOME_FAILED\x10\x04*\x8b\x01\n\x0bPackProblem\x12\x18\n\x14PACK_PROBLEM_UNKNOWN\x10\x00\x12\x17\n\x13PACK_PROBLEM_SOURCE\x10\x01\x12\x16\n\x12PACK_PROBLEM_STORE\x10\x02\x12\x1a\n\x16PACK_PROBLEM_PLACEMENT\x10\x03\x12\x15\n\x11PACK_PROBLEM_HOME\x10\x04*\x94\x01\n\x0cVerifyStatus\x12\x19\n\x15VERIFY_STATUS_UNKNOWN\x10\x00\x12\x14\n\x10VERIFY_STATUS_OK\x10\x01\x12\x1a\n\x16VERIFY_STATUS_NO_SHARD\x10\x02\x12\x19\n\x15VERIFY_STATUS_DAMAGED\x10\x03\x12\x1c\n\x18VERIFY_STATUS_UNREADABLE\x10\x04\x32\xb2\x04\n\x05\x43\x61\x63he\x12\x38\n\x04Stat\x12\x18.deeplink.v1.StatRequest\x1a\x16.deeplink.v1.StatReply\x12<\n\x04Read\x12\x18.deeplink.v1.ReadRequest\x1a\x16.deeplink.v1.ReadReply(\x01\x30\x01\x12\x37\n\x03Put\x12\x17.deeplink.v1.PutRequest\x1a\x15.deeplink.v1.PutReply(\x01\x12\x37\n\x03Get\x12\x17.deeplink.v1.GetRequest\x1a\x15.deeplink.v1.GetReply0\x01\x12<\n\x04Pack\x12\x18.deeplink.v1.PackRequest\x1a\x16.deeplink.v1.PackReply(\x01\x30\x01\x12@\n\x06Verify\x12\x1a.deeplink.v1.VerifyRequest\x1a\x18.deeplink.v1.VerifyReply0\x01\x12:\n\x04\x46ill\x12\x18.deeplink.v1.FillRequest\x1a\x16.deeplink.v1.FillReply0\x01\x12;\n\x05\x45vict\x12\x19.deeplink.v1.EvictRequest\x1a\x17.deeplink.v1.EvictReply\x12\x46\n\x08\x44\x65scribe\x12\x1c.deeplink.v1.DescribeRequest\x1a\x1a.deeplink.v1.DescribeReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64\x65\x65plink/v1/cache.proto\x12\x0b\x64\x65\x65plink.v1\"\r\n\x0bStatRequest\"\xb7\x01\n\tStatReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12&\n\x06shards\x18\x02 \x03(\x0b\x32\x16.deeplink.v1.ShardStat\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x04\x12\x14\n\x0csource_bytes\x18\x05 \x01(\x04\x12\x17\n\x0fsource_requests\x18\x06 \x01(\x04\x12\x0f\n\x07\x66illing\x18\x07 \x01(\rJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\n\"8\n\tShardStat\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x10\n\x08verified\x18\x03 \x01(\x08\"K\n\x0bReadRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06shards\x18\x02 \x03(\t\x12\x0f\n\x07\x65xtents\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64oubted\x18\x04 \x03(\t\"3\n\tReadReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04head\x18\x02 \x01(\x0c\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\"<\n\nPutRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\r\n\x05\x63hunk\x18\x03 \x01(\x0c\"\x1a\n\x08PutReply\x12\x0e\n\x06stored\x18\x01 \x01(\x08\"\x18\n\nGetRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x19\n\x08GetReply\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"_\n\x0b\x46illRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06shards\x18\x03 \x03(\r\x12\x0f\n\x07members\x18\x04 \x01(\t\x12\x10\n\x08replicas\x18\x05 \x01(\r\"\x90\x01\n\tFillReply\x12\r\n\x05shard\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12)\n\x07outcome\x18\x03 \x01(\x0e\x32\x18.deeplink.v1.FillOutcome\x12\x0e\n\x06origin\x18\x04 \x01(\t\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x0f\n\x07problem\x18\x06 \x01(\t\x12\r\n\x05total\x18\x07 \x01(\r\"S\n\x0c\x45victRequest\x12\x0e\n\x06shards\x18\x01 \x03(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\x12\x13\n\x0blast_copies\x18\x04 \x01(\x08\"f\n\x0c\x45victedShard\x12\n\n\x02id\x18\x01 \x01(\t\x12*\n\x07outcome\x18\x02 \x01(\x0e\x32\x19.deeplink.v1.EvictOutcome\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0f\n\x07problem\x18\x04 \x01(\t\"7\n\nEvictReply\x12)\n\x06shards\x18\x01 \x03(\x0b\x32\x19.deeplink.v1.EvictedShard\"e\n\x0bPackRequest\x12%\n\x04task\x18\x01 \x01(\x0b\x32\x15.deeplink.v1.PackTaskH\x00\x12\'\n\x05shard\x18\x02 \x01(\x0b\x32\x16.deeplink.v1.PackShardH\x00\x42\x06\n\x04what\"i\n\x08PackTask\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0c\n\x04plan\x18\x02 \x01(\t\x12\x0f\n\x07members\x18\x03 \x01(\t\x12\x10\n\x08replicas\x18\x04 \x01(\r\x12\x0c\n\x04home\x18\x05 \x01(\t\x12\x0e\n\x06\x61\x63\x63\x65ss\x18\x06 \x01(\t\"[\n\tPackShard\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x13\n\x0bkey_lengths\x18\x03 \x01(\x0c\x12\r\n\x05sizes\x18\x04 \x01(\x0c\x12\x0c\n\x04mark\x18\x05 \x01(\x04\"\x92\x01\n\tPackReply\x12+\n\x07\x61\x64vance\x18\x01 \x01(\x0b\x32\x18.deeplink.v1.PackAdvanceH\x00\x12%\n\x04\x64one\x18\x02 \x01(\x0b\x32\x15.deeplink.v1.PackDoneH\x00\x12)\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x17.deeplink.v1.PackFailedH\x00\x42\x06\n\x04what\"+\n\x0bPackAdvance\x12\r\n\x05\x66iles\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"p\n\x08PackDone\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x15\n\rblock_offsets\x18\x04 \x01(\x0c\x12\x11\n\tchecksums\x18\x05 \x01(\x0c\x12\x0f\n\x07holders\x18\x06 \x03(\t\"U\n\nPackFailed\x12\x0e\n\x06number\x18\x01 \x01(\r\x12)\n\x07problem\x18\x02 \x01(\x0e\x32\x18.deeplink.v1.PackProblem\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x1c\n\rVerifyRequest\x12\x0b\n\x03ids\x18\x01 \x03(\t\"h\n\x0bVerifyReply\x12\n\n\x02id\x18\x01 \x01(\t\x12)\n\x06status\x18\x02 \x01(\x0e\x32\x19.deeplink.v1.VerifyStatus\x12\x0f\n\x07problem\x18\x03 \x01(\t\x12\x11\n\tchecksums\x18\x04 \x01(\x04\"\x1d\n\x0f\x44\x65scribeRequest\x12\n\n\x02id\x18\x01 \x01(\t\"V\n\rDescribeReply\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x15\n\rblock_offsets\x18\x02 \x01(\x0c\x12\x10\n\x08payloads\x18\x03 \x01(\x0c\x12\r\n\x05table\x18\x04 \x01(\x0c*\x8a\x01\n\nReadStatus\x12\x12\n\x0eREAD_STATUS_OK\x10\x00\x12\x18\n\x14READ_STATUS_NO_SHARD\x10\x01\x12\x1a\n\x16READ_STATUS_BAD_EXTENT\x10\x02\x12\x17\n\x13READ_STATUS_DAMAGED\x10\x03\x12\x19\n\x15READ_STATUS_FORBIDDEN\x10\x04*\x8b\x01\n\x0b\x46illOutcome\x12\x15\n\x11\x46ILL_OUTCOME_HELD\x10\x00\x12\x18\n\x14\x46ILL_OUTCOME_FETCHED\x10\x01\x12\x17\n\x13\x46ILL_OUTCOME_FAILED\x10\x02\x12\x18\n\x14\x46ILL_OUTCOME_NO_ROOM\x10\x03\x12\x18\n\x14\x46ILL_OUTCOME_CHANGED\x10\x04*\x8c\x01\n\x0c\x45victOutcome\x12\x16\n\x12\x45VICT_OUTCOME_GONE\x10\x00\x12\x18\n\x14\x45VICT_OUTCOME_ABSENT\x10\x01\x12\x18\n\x14\x45VICT_OUTCOME_NEEDED\x10\x02\x12\x16\n\x12\x45VICT_OUTCOME_ONLY\x10\x03\x12\x18\n\x14\x45VICT_OUTCOME_FAILED\x10\x04*\x8b\x01\n\x0bPackProblem\x12\x18\n\x14PACK_PROBLEM_UNKNOWN\x10\x00\x12\x17\n\x13PACK_PROBLEM_SOURCE\x10\x01\x12\x16\n\x12PACK_PROBLEM_STORE\x10\x02\x12\x1a\n\x16PACK_PROBLEM_PLACEMENT\x10\x03\x12\x15\n\x11PACK_PROBLEM_HOME\x10\x04*\x94\x01\n\x0cVerifyStatus\x12\x19\n\x15VERIFY_STATUS_UNKNOWN\x10\x00\x12\x14\n\x10VERIFY_STATUS_OK\x10\x01\x12\x1a\n\x16VERIFY_STATUS_NO_SHARD\x10\x02\x12\x19\n\x15VERIFY_STATUS_DAMAGED\x10\x03\x12\x1c\n\x18VERIFY_STATUS_UNREADABLE\x10\x04\x32\xb2\x04\n\x05\x43\x61\x63he\x12\x38\n\x04Stat\x12\x18.deeplink.v1.StatRequest\x1a\x16.deeplink.v1.StatReply\x12<\n\x04Read\x12\x18.deeplink.v1.ReadRequest\x1a\x16.deeplink.v1.ReadReply(\x01\x30\x01\x12\x37\n\x03Put\x12\x17.deeplink.v1.PutRequest\x1a\x15.deeplink.v1.PutReply(\x01\x12\x37\n\x03Get\x12\x17.deeplink.v1.GetRequest\x1a\x15.deeplink.v1.GetReply0\x01\x12<\n\x04Pack\x12\x18.deeplink.v1.PackRequest\x1a\x16.deeplink.v1.PackReply(\x01\x30\x01\x12@\n\x06Verify\x12\x1a.deeplink.v1.VerifyRequest\x1a\x18.deeplink.v1.VerifyReply0\x01\x12:\n\x04\x46ill\x12\x18.deeplink.v1.FillRequest\x1a\x16.deeplink.v1.FillReply0\x01\x12;\n\x05\x45vict\x12\x19.deeplink.v1.EvictRequest\x1a\x17.deeplink.v1.EvictReply\x12\x46\n\x08\x44\x65scribe\x12\x1c.deeplink.v1.DescribeRequest\x1a\x1a.deeplink.v1.DescribeReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deeplink.v1.cache_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_READSTATUS']._serialized_start=1995
-  _globals['_READSTATUS']._serialized_end=2133
-  _globals['_FILLOUTCOME']._serialized_start=2136
-  _globals['_FILLOUTCOME']._serialized_end=2275
-  _globals['_EVICTOUTCOME']._serialized_start=2278
-  _globals['_EVICTOUTCOME']._serialized_end=2418
-  _globals['_PACKPROBLEM']._serialized_start=2421
-  _globals['_PACKPROBLEM']._serialized_end=2560
-  _globals['_VERIFYSTATUS']._serialized_start=2563
-  _globals['_VERIFYSTATUS']._serialized_end=2711
+  _globals['_READSTATUS']._serialized_start=2016
+  _globals['_READSTATUS']._serialized_end=2154
+  _globals['_FILLOUTCOME']._serialized_start=2157
+  _globals['_FILLOUTCOME']._serialized_end=2296
+  _globals['_EVICTOUTCOME']._serialized_start=2299
+  _globals['_EVICTOUTCOME']._serialized_end=2439
+  _globals['_PACKPROBLEM']._serialized_start=2442
+  _globals['_PACKPROBLEM']._serialized_end=2581
+  _globals['_VERIFYSTATUS']._serialized_start=2584
+  _globals['_VERIFYSTATUS']._serialized_end=2732
   _globals['_STATREQUEST']._serialized_start=40
   _globals['_STATREQUEST']._serialized_end=53
   _globals['_STATREPLY']._serialized_start=56
@@ -64,33 +64,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FILLREPLY']._serialized_start=670
   _globals['_FILLREPLY']._serialized_end=814
   _globals['_EVICTREQUEST']._serialized_start=816
-  _globals['_EVICTREQUEST']._serialized_end=878
-  _globals['_EVICTEDSHARD']._serialized_start=880
-  _globals['_EVICTEDSHARD']._serialized_end=982
-  _globals['_EVICTREPLY']._serialized_start=984
-  _globals['_EVICTREPLY']._serialized_end=1039
-  _globals['_PACKREQUEST']._serialized_start=1041
-  _globals['_PACKREQUEST']._serialized_end=1142
-  _globals['_PACKTASK']._serialized_start=1144
-  _globals['_PACKTASK']._serialized_end=1249
-  _globals['_PACKSHARD']._serialized_start=1251
-  _globals['_PACKSHARD']._serialized_end=1342
-  _globals['_PACKREPLY']._serialized_start=1345
-  _globals['_PACKREPLY']._serialized_end=1491
-  _globals['_PACKADVANCE']._serialized_start=1493
-  _globals['_PACKADVANCE']._serialized_end=1536
-  _globals['_PACKDONE']._serialized_start=1538
-  _globals['_PACKDONE']._serialized_end=1650
-  _globals['_PACKFAILED']._serialized_start=1652
-  _globals['_PACKFAILED']._serialized_end=1737
-  _globals['_VERIFYREQUEST']._serialized_start=1739
-  _globals['_VERIFYREQUEST']._serialized_end=1767
-  _globals['_VERIFYREPLY']._serialized_start=1769
-  _globals['_VERIFYREPLY']._serialized_end=1873
-  _globals['_DESCRIBEREQUEST']._serialized_start=1875
-  _globals['_DESCRIBEREQUEST']._serialized_end=1904
-  _globals['_DESCRIBEREPLY']._serialized_start=1906
-  _globals['_DESCRIBEREPLY']._serialized_end=1992
-  _globals['_CACHE']._serialized_start=2714
-  _globals['_CACHE']._serialized_end=3276
+  _globals['_EVICTREQUEST']._serialized_end=899
+  _globals['_EVICTEDSHARD']._serialized_start=901
+  _globals['_EVICTEDSHARD']._serialized_end=1003
+  _globals['_EVICTREPLY']._serialized_start=1005
+  _globals['_EVICTREPLY']._serialized_end=1060
+  _globals['_PACKREQUEST']._serialized_start=1062
+  _globals['_PACKREQUEST']._serialized_end=1163
+  _globals['_PACKTASK']._serialized_start=1165
+  _globals['_PACKTASK']._serialized_end=1270
+  _globals['_PACKSHARD']._serialized_start=1272
+  _globals['_PACKSHARD']._serialized_end=1363
+  _globals['_PACKREPLY']._serialized_start=1366
+  _globals['_PACKREPLY']._serialized_end=1512
+  _globals['_PACKADVANCE']._serialized_start=1514
+  _globals['_PACKADVANCE']._serialized_end=1557
+  _globals['_PACKDONE']._serialized_start=1559
+  _globals['_PACKDONE']._serialized_end=1671
+  _globals['_PACKFAILED']._serialized_start=1673
+  _globals['_PACKFAILED']._serialized_end=1758
+  _globals['_VERIFYREQUEST']._serialized_start=1760
+  _globals['_VERIFYREQUEST']._serialized_end=1788
+  _globals['_VERIFYREPLY']._serialized_start=1790
+  _globals['_VERIFYREPLY']._serialized_end=1894
+  _globals['_DESCRIBEREQUEST']._serialized_start=1896
+  _globals['_DESCRIBEREQUEST']._serialized_end=1925
+  _globals['_DESCRIBEREPLY']._serialized_start=1927
+  _globals['_DESCRIBEREPLY']._serialized_end=2013
+  _globals['_CACHE']._serialized_start=2735
+  _globals['_CACHE']._serialized_end=3297
 # @@protoc_insertion_point(module_scope)

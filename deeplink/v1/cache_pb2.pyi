@@ -482,8 +482,12 @@ class EvictRequest(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
+    LAST_COPIES_FIELD_NUMBER: _builtins.int
     force: _builtins.bool
+    """whatever needs them, and whether or not they can be had again"""
     dry_run: _builtins.bool
+    last_copies: _builtins.bool
+    """also those that cannot be had again, but none that a job needs"""
     @_builtins.property
     def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -492,10 +496,11 @@ class EvictRequest(_message.Message):
         shards: _abc.Iterable[_builtins.str] | None = ...,
         force: _builtins.bool = ...,
         dry_run: _builtins.bool = ...,
+        last_copies: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "force", b"force", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "force", b"force", "last_copies", b"last_copies", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,7 +37,7 @@ class Kept:
         self.shards = shards
         self.looking: Callable[[], None] = lambda: None
 
-    def ask_members(self) -> None:
+    def ask_members(self, *, again: bool = False) -> None:
         """There are none."""
 
     def at_member(self, _shard: ShardId) -> bool:
@@ -143,6 +143,27 @@ def test_what_is_pinned_while_its_source_is_looked_at_stays(store: Store, act: s
         assert room.drop_unused(SystemClock().unix() + 10) == len(SHARDS) - 1
     assert SHARDS[0] in store.ids()
     assert len(store.ids()) < len(SHARDS)
+
+
+def test_what_is_pinned_while_others_are_asked_is_not_evicted_not_even_the_last_copy(store: Store) -> None:
+    recovery, clock = Kept(SHARDS[:2]), SystemClock()
+    pins = store.root / ".pins"
+    pins.mkdir()
+
+    def pin() -> None:
+        said = {"version": "v", "ttl_s": 100, "needed": 1, "shards": SHARDS[:1], "process": [0, 0, ""]}
+        (pins / "job.json").write_text(json.dumps(said))
+
+    def evicted(*, last_copies: bool) -> list[int]:
+        asked = cast("ReplicaLookup", recovery)
+        reply = evict(store, SHARDS, asked, clock, force=False, dry_run=False, last_copies=last_copies)
+        return [shard.outcome for shard in reply.shards]
+
+    recovery.looking = pin
+    gone, needed = cache_pb2.EVICT_OUTCOME_GONE, cache_pb2.EVICT_OUTCOME_NEEDED
+    assert evicted(last_copies=False) == [needed, gone, *[cache_pb2.EVICT_OUTCOME_ONLY] * 3]
+    assert evicted(last_copies=True) == [needed, cache_pb2.EVICT_OUTCOME_ABSENT, *[gone] * 3]
+    assert store.ids() == SHARDS[:1]
 
 
 def test_a_pin_that_cannot_be_read_keeps_all_shards_for_a_time_but_not_from_force(store: Store) -> None:
