@@ -8,14 +8,16 @@ import logging
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.core.codec import from_row, to_json
 from deeplink.core.private import private_folder
+from deeplink.core.process_identity import ProcessIdentity, boot_id
 from deeplink.core.publish import write_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from deeplink.cache.store.store import Store
     from deeplink.core.clock import Clock
     from deeplink.core.types import NodeName
@@ -24,7 +26,6 @@ log = logging.getLogger(__name__)
 
 _FILE = ".store.json"
 _MARK, _MARK_KEPT_S = ".agent-", 86_400.0
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +50,6 @@ class StoreNote:
     device: int  # number of the file system then
 
 
-def boot_id() -> str:
-    """Return what names this boot of the machine; empty where the kernel does not say."""
-    try:
-        return _BOOT.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
 def identity_of(store: Store, clock: Clock) -> StoreIdentity:
     """Return the identity of a store, which gets one if it has none."""
     path = store.root / _FILE
@@ -76,16 +69,25 @@ def identity_of(store: Store, clock: Clock) -> StoreIdentity:
 def shared_with(store: Store, host: str) -> str:
     """Leave this machine's mark in a store, and return another machine that did so too; empty where none did.
 
-    Marks of machines that have said nothing for a day do not count.
+    Marks of agents that are known to have ended do not count (this machine had another name then), nor those of
+    machines that have said nothing for a day.
     """
     own = store.root / f"{_MARK}{host}"
-    own.touch(0o600)
+    write_text(own, json.dumps(ProcessIdentity.own()), mode=0o600, durable=False)
     now = own.stat().st_mtime  # by the clock of the file system, which is that of the other marks
     for mark in sorted(store.root.glob(f"{_MARK}*")):
         with suppress(FileNotFoundError):  # its agent has ended
-            if mark != own and now - mark.stat().st_mtime < _MARK_KEPT_S:
+            if mark != own and now - mark.stat().st_mtime < _MARK_KEPT_S and not _has_ended(mark):
                 return mark.name.removeprefix(_MARK)
     return ""
+
+
+def _has_ended(mark: Path) -> bool:
+    try:
+        pid, started, namespace, boot = json.loads(mark.read_bytes())
+        return ProcessIdentity(int(pid), int(started), str(namespace), str(boot) or "unknown").has_ended()
+    except (ValueError, TypeError):  # of a release that did not say it
+        return False
 
 
 def unmark(store: Store, host: str) -> None:

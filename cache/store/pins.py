@@ -15,16 +15,17 @@ import socket
 import uuid
 import weakref
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.cache.errors import ShardIdError
 from deeplink.cache.format.block import checked_shard_id
 from deeplink.core.private import private_folder
+from deeplink.core.process_identity import ProcessIdentity
 from deeplink.core.publish import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from deeplink.cache.format.index import Index
     from deeplink.core.clock import Clock
@@ -49,7 +50,7 @@ class Pinned:
     shards: tuple[ShardId, ...]  # in the order of their next use
     needed: int  # how many of them, from the first, the running epoch still needs
     expires_unix: float  # unless renewed
-    process: tuple[int, int, str]  # the holder's process id, when it was started, and its namespace of ids
+    process: ProcessIdentity  # the holder's
     is_readable: bool = True  # whether its shards are known; else it may need any
 
 
@@ -97,7 +98,7 @@ def read_pins(root: Path, now: float) -> list[Pinned]:
         except (ValueError, KeyError, TypeError, ShardIdError) as problem:
             log.warning("pin %s cannot be used: %s", path, problem)
             continue
-        if pin.expires_unix > now and not _is_dead(pin.process):
+        if pin.expires_unix > now and not pin.process.has_ended():
             found.append(pin)
         else:
             log.info("pin %s is forgotten: its holder has ended, or did not renew it", path)
@@ -117,7 +118,7 @@ def _unread(path: Path, now: float) -> Pinned:
         shards=(),
         needed=0,
         expires_unix=renewed + TTL_S,
-        process=(0, 0, ""),
+        process=ProcessIdentity(0, 0, ""),
         is_readable=False,
     )
 
@@ -136,35 +137,8 @@ def _read(path: Path) -> Pinned:
         shards=shards,
         needed=int(said["needed"]),
         expires_unix=facts.st_mtime + float(said["ttl_s"]),
-        process=(int(pid), int(started), str(namespace)),
+        process=ProcessIdentity(int(pid), int(started), str(namespace)),
     )
-
-
-def _started(pid: int | str) -> int | None:
-    """Return when a process was started, in the kernel's ticks since boot.
-
-    0 where there is none of this id, None where that is not known.
-    """
-    try:
-        # The program's name, in parentheses, may hold anything (proc(5), /proc/pid/stat).
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _namespace() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""
-
-
-def _is_dead(process: tuple[int, int, str]) -> bool:
-    """Tell whether a holder is known to have ended: only of those whose ids mean something here."""
-    pid, started, namespace = process
-    return bool(started and namespace) and namespace == _namespace() and _started(pid) not in {started, None}
 
 
 def _remove(path: Path, process: int) -> None:
@@ -238,7 +212,7 @@ class Pin:
             "ttl_s": self._ttl_s,
             "needed": self._needed,
             "shards": list(self._shards),
-            "process": [os.getpid(), _started("self") or 0, _namespace()],
+            "process": ProcessIdentity.own()[:3],  # as releases read it that knew no more
         }
         try:
             private_folder(self._path.parent, parents=False)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from deeplink.cache.store import identity
 from deeplink.cache.store.identity import StoreNotes, identity_of, shared_with, unmark
 from deeplink.cache.store.store import Store
 from deeplink.core.clock import ManualClock
+from deeplink.core.process_identity import ProcessIdentity, boot_id
 from deeplink.core.types import NodeName
 from tests.cache.format.test_shard import PAYLOADS, write
 
@@ -80,7 +82,7 @@ def test_a_damaged_note_or_identity_is_no_obstacle(tmp_path: Path, store: Store,
 
 
 def test_this_boot_has_a_name() -> None:
-    assert len(identity.boot_id()) == 36
+    assert len(boot_id()) == 36
     assert {field.name for field in dataclasses.fields(identity.StoreNote)} >= {"uuid", "boot", "device"}
 
 
@@ -96,3 +98,27 @@ def test_a_store_that_two_machines_use_is_noticed_by_the_second(store: Store) ->
     os.utime(mark, (old, old))  # that machine was not heard of since yesterday
     assert shared_with(store, "n1") == ""
     assert store.status().shards == 1
+
+
+def marked_by(store: Store, host: str, agent: ProcessIdentity) -> None:
+    (store.root / f".agent-{host}").write_text(json.dumps(agent))
+
+
+def test_the_mark_of_an_agent_that_was_killed_here_counts_no_more_under_another_name(store: Store) -> None:
+    ended = subprocess.Popen(["true"])
+    us = ProcessIdentity.own()
+    ended.wait()
+    killed = us._replace(pid=ended.pid, started=us.started + 1)
+    marked_by(store, "old-name", killed)
+    assert shared_with(store, "n0") == ""
+    marked_by(store, "old-name", us)  # it runs, under another name
+    assert shared_with(store, "n0") == "old-name"
+    for elsewhere in (
+        killed._replace(boot="other"),
+        killed._replace(boot=""),
+        killed._replace(namespace="pid:[1]"),
+    ):
+        marked_by(store, "old-name", elsewhere)  # whether that one runs, this machine cannot tell
+        assert shared_with(store, "n0") == "old-name"
+    (store.root / ".agent-old-name").write_text("")  # of an older release
+    assert shared_with(store, "n0") == "old-name"

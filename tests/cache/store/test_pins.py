@@ -22,6 +22,7 @@ from typing_extensions import override
 from deeplink.cache.format.index import Index
 from deeplink.cache.store.pins import TTL_S, Pin, Pinned, demand, read_pins
 from deeplink.core.clock import ManualClock
+from deeplink.core.process_identity import ProcessIdentity
 from deeplink.core.types import ShardId
 from tests.deeplink.checkpoints.faults import refusing
 from tests.effort import examples
@@ -263,7 +264,14 @@ def test_the_nearest_use_and_anybodys_need_count() -> None:
     a, b, c, *_ = SHARDS
 
     def one(shards: tuple[ShardId, ...], needed: int) -> Pinned:
-        return Pinned(holder="h", version="v", shards=shards, needed=needed, expires_unix=1.0, process=(0, 0, ""))
+        return Pinned(
+            holder="h",
+            version="v",
+            shards=shards,
+            needed=needed,
+            expires_unix=1.0,
+            process=ProcessIdentity(0, 0, ""),
+        )
 
     found = demand([one((a, b, c), 1), one((c, a), 0)])
     assert found.needed == {a}
