@@ -112,9 +112,13 @@ class _Connection:
         return self.inbound.is_idle and not (self.answers.is_open or self.answers.out.left)
 
     def is_left(self) -> bool:
-        """Tell whether the peer has closed it: nobody reads, or looks for that, while its answer is made."""
+        """Tell whether the peer has closed it now.
+
+        An event may be of a connection that had this one's descriptor before, and while an answer is made nobody
+        waits for one.
+        """
         poll = select.poll()
-        poll.register(self.descriptor, select.POLLRDHUP)
+        poll.register(self.descriptor, select.POLLRDHUP)  # POLLHUP and POLLERR come unasked
         return bool(poll.poll(0))
 
     def cut(self, goodbye: bytes = b"") -> None:
@@ -260,10 +264,10 @@ class PlainServer:
 
     def _progress(self, connection: _Connection, event: int, *, refuse: bool, may_wait: bool) -> int:
         """Read what came and send what can be sent; return what to wait for, 0 for a thread that may wait."""
-        if event & _BROKEN:
+        if event & _BROKEN and connection.is_left():
             raise ConnectionResetError(errno.ECONNRESET, "the peer closed it")
         if event & _READ:
-            with contextlib.suppress(BlockingIOError):  # the event was of a connection with its descriptor before
+            with contextlib.suppress(BlockingIOError):  # as in `is_left`
                 self._receive(connection)
         flags = socket.MSG_DONTWAIT if event & _WRITE else 0
         until = self._clock.monotonic() + _SLOW_S

@@ -5,21 +5,24 @@ from __future__ import annotations
 import mmap
 import os
 import resource
+import select
 import socket
 import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deeplink.core.clock import SystemClock
 from deeplink.rpc.plain import PlainBusyError, PlainCallError, PlainSilentError, PlainStatusError, Status, framing
 from deeplink.rpc.plain.framing import HEAD, FrameKind
 from deeplink.rpc.plain.scattered import Scattered
-from deeplink.rpc.plain.serving import ServerLimits, _send_unpaced
+from deeplink.rpc.plain.serving import PlainServer, PlainTerms, ServerLimits, _send_unpaced
 from tests.deeplink.rpc.plain.servers import (
     HOLD,
     NONCE,
@@ -29,6 +32,7 @@ from tests.deeplink.rpc.plain.servers import (
     STAY,
     TOKEN,
     WAIT,
+    Said,
     next_frame,
     prove,
     served,
@@ -405,3 +409,31 @@ def test_only_bbr_gives_way_to_linux_own_congestion_control() -> None:
             _send_unpaced(peer)
             found = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
             assert found == ("cubic" if name == "bbr" else name)
+
+
+@pytest.mark.parametrize("late", [select.EPOLLHUP, select.EPOLLERR, select.EPOLLRDHUP, select.EPOLLIN])
+def test_a_late_event_of_a_descriptor_that_was_used_again_ends_no_connection(late: int) -> None:
+    def echo(message: bytes) -> Iterator[Said]:
+        yield Said([message])
+
+    terms = PlainTerms(node="n0", find_token=lambda _: TOKEN, is_valid=lambda _: True, methods={REPEAT: echo})
+    server = PlainServer(terms, SystemClock(), limits=ServerLimits(threads=1, workers=1))
+    poll, stale = server._epoll.poll, list[tuple[int, int]]()
+    ours, theirs = socket.socketpair()
+    server._epoll = Mock(wraps=server._epoll)
+    server._epoll.poll = lambda *args, **kwargs: [stale.pop()] if stale else poll(*args, **kwargs)
+    try:
+        # Another connection had this number: its end was seen, but is told only now.
+        stale.append((theirs.fileno(), late))
+        server.take_in(theirs, "unix:")
+        server.start()
+        with ours:
+            prove(ours)
+            ours.sendall(framing.call(REPEAT, b"still here"))
+            assert next_frame(ours)[1].endswith(b"still here")
+            until(lambda: not stale)
+            assert server.open_connections() == 1
+            ours.shutdown(socket.SHUT_RDWR)
+            until(lambda: server.open_connections() == 0)  # its own end is seen
+    finally:
+        server.stop()
