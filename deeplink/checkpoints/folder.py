@@ -380,6 +380,7 @@ class Checkpoints:
     ) -> Iterator[Any]:
         """Yield a loader's batches, saving the parts each `every` steps; asking for the next batch ends a step.
 
+        The last step is saved, too, when the batches end; not where the loop is left before.
         Resumes first, unless `resume` was called. A part `sampler` is told `finished()` after each step, and the
         step is reported (`deeplink.report`) unless the loop does so.
 

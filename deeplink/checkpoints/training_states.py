@@ -341,6 +341,7 @@ class Loop:
         is_sharded = any(tensors.holds_shards(part) for part in self.parts.values())
         how = spread or ("sharded" if is_sharded else replicated)
         tensors.check_spread(self.parts, how)  # before the first step, not at the first save
+        saved = self.step
         for batch in batches:
             yield batch
             # Here the loop's body is done with it.
@@ -348,5 +349,9 @@ class Loop:
                 self.parts[SAMPLER].finished()
             self.step += 1
             count_step(self.step)
-            if self.step % every == 0 or should_save(step=self.step):
-                self._checkpoints.save_state(self.parts, step=self.step, spread=how)
+            is_due = self.step % every == 0 or should_save(step=self.step)
+            if is_due and self._checkpoints.save_state(self.parts, step=self.step, spread=how):
+                saved = self.step
+        if saved != self.step and not self._checkpoints.save_state(self.parts, step=self.step, spread=how):
+            self._checkpoints.wait()  # for the one that it was skipped for
+            self._checkpoints.save_state(self.parts, step=self.step, spread=how)

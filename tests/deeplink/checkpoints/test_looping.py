@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from deeplink.checkpoints import Checkpoints, training_states
+from deeplink.checkpoints.training_states import Waiting
 from deeplink.core.types import Attempt
 
 
@@ -102,6 +103,33 @@ def test_resuming_first_tells_where_training_stands(tmp_path: Path) -> None:
         found = checkpoints.resume(model=nn.Linear(1, 1))
         assert found is not None
         assert checkpoints.step == found.step == 4
+
+
+@pytest.mark.parametrize("waiting", ["wait", "skip"])
+def test_the_last_step_is_saved_and_a_resumed_run_begins_behind_it(tmp_path: Path, waiting: Waiting) -> None:
+    with Checkpoints(tmp_path, attempt=Attempt(1, 0, 0), waiting=waiting) as checkpoints:
+        sampler = Sampler(5)
+        parts: dict[str, Any] = {"model": nn.Linear(1, 1), "sampler": sampler}
+        assert list(checkpoints.over(sampler, every=2, **parts)) == [0, 1, 2, 3, 4]
+        sampler.length = 8  # the next epoch
+        for number in checkpoints.over(sampler, every=100):
+            if number == 7:
+                break  # leaves the loop before step 8 is done
+    with Checkpoints(tmp_path, attempt=Attempt(1, 0, 1)) as checkpoints:
+        sampler = Sampler(8)
+        found = checkpoints.resume(model=nn.Linear(1, 1), sampler=sampler)
+        assert found is not None
+        assert (found.step, checkpoints.step, sampler.place) == (5, 5, 5)
+        assert list(checkpoints.over(sampler, every=100)) == [5, 6, 7]
+    newest = Checkpoints(tmp_path, attempt=Attempt(1, 0, 2)).latest()
+    assert newest is not None
+    assert newest.step == 8
+
+
+def test_a_loop_over_nothing_saves_nothing(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, attempt=Attempt(1, 0, 0)) as checkpoints:
+        assert list(checkpoints.over([], every=1, model=nn.Linear(1, 1))) == []
+        assert checkpoints.latest() is None
 
 
 def test_a_loop_without_parts_or_sense_is_refused(tmp_path: Path) -> None:
