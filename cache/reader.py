@@ -67,6 +67,7 @@ _METRICS = {
     "peer_samples": process_metrics.PEER_SAMPLES,
     "home_samples": process_metrics.HOME_SAMPLES,
     "source_samples": process_metrics.SOURCE_SAMPLES,
+    "compared_samples": process_metrics.COMPARED_SAMPLES,
 }
 _Read = TypeVar("_Read")
 
@@ -83,6 +84,8 @@ class ReadStats:
     home_bytes: int = 0
     source_samples: int = 0  # from the source
     source_bytes: int = 0
+    compared_samples: int = 0  # read from the source besides, to compare how fast that is; served to nobody
+    compared_bytes: int = 0
     failures: int = 0  # tries that failed: a damaged shard, a silent member, wrong bytes
     healed: int = 0  # samples that a try failed for and that were served all the same
     requests: int = 0  # batches asked of other members, second requests not among them
@@ -300,6 +303,8 @@ class Reader:
         batch, began = Batch.empty(self.index.lengths[rows]), self._clock.monotonic()
         fallen = own.fallback.fill(rows, np.arange(len(rows)), batch, source_only=True)
         seconds = self._clock.monotonic() - began
+        read = fallen.counts
+        own.tally.count(compared_samples=read["source_samples"], compared_bytes=read["source_bytes"])
         if not fallen.problems and (faster := own.comparison.compared(seconds / len(rows))):
             tell = log.info if self._is_said else log.warning
             self._is_said = True

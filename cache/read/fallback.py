@@ -35,7 +35,7 @@ class Fallen:
     """Samples that were read from home or source, and per position that neither gave, why."""
 
     problems: dict[int, list[str]]
-    counts: Mapping[str, int]  # for fields of `ReadStats`
+    counts: Counter[str]  # for fields of `ReadStats`
     forbidden: frozenset[int] = frozenset()  # of them, those that the source does not let this user read
 
 

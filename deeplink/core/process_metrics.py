@@ -29,9 +29,11 @@ PEER_SAMPLES = "deeplink_peer_samples"
 HOME_SAMPLES = "deeplink_home_samples"
 SOURCE_SAMPLES = "deeplink_source_samples"
 """Samples read since the process began: from this node's store, other nodes, the packed home, the source."""
+COMPARED_SAMPLES = "deeplink_compared_samples"
+"""Read from the source besides, to compare how fast that is."""
 WAITED_S = "deeplink_waited_s"
 """Seconds that reads took for samples that were not on this node, of all workers together."""
-_SHARED = (LOCAL_SAMPLES, PEER_SAMPLES, HOME_SAMPLES, SOURCE_SAMPLES, WAITED_S)
+_SHARED = (LOCAL_SAMPLES, PEER_SAMPLES, HOME_SAMPLES, SOURCE_SAMPLES, COMPARED_SAMPLES, WAITED_S)
 _ROWS = 256
 """Workers of one trainer that are counted at once."""
 _SIZE = _ROWS * len(_SHARED) * 8

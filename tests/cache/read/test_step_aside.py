@@ -100,6 +100,10 @@ def test_a_reader_whose_store_is_slower_says_so_once_and_reads_the_files(
             passes += 8
             assert passes < 1000
         local = reader.stats().local_samples
+        # Each comparison read some of the files; they are neither what was served, nor unseen.
+        assert reader.stats().compared_samples >= 3 * min(64, len(files))
+        assert reader.stats().compared_bytes > 0
+        assert local + reader.stats().source_samples == passes * len(files)
         read_all(reader, files, 2)
         assert reader.stats().local_samples == local
         assert reader.stats().source_samples >= 2 * len(files)
@@ -117,7 +121,7 @@ def test_the_switch_forbids_it(slow: ManualClock, config: Config, files: dict[st
         for _ in range(60):
             read_all(reader, files, 4)
             slow.sleep(10.0)
-        assert reader.stats().source_samples == 0
+        assert reader.stats().source_samples == reader.stats().compared_samples == 0
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def test_reads_are_told_once_there_are_any(own: process_metrics.Vitals) -> None:
         process_metrics.PEER_SAMPLES: 0.0,
         process_metrics.HOME_SAMPLES: 0.0,
         process_metrics.SOURCE_SAMPLES: 1.0,
+        process_metrics.COMPARED_SAMPLES: 0.0,
         process_metrics.WAITED_S: 0.0,
     }
 
