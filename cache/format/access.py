@@ -55,6 +55,11 @@ class SourceAccess:
                 mode = 0o640
         return cls(here.st_uid, here.st_gid, mode)
 
+    @property
+    def is_for_group(self) -> bool:
+        """Whether the group may read it, and others may not."""
+        return bool(self.mode & 0o040) and not self.mode & 0o004
+
     def narrowed(self, facts: os.stat_result, *, folder: bool = False) -> Self:
         """Return what is left of it where this file, or this folder, is among what is packed."""
         bits = _ENTERS if folder else _READS

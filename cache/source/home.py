@@ -5,18 +5,21 @@ Each file, `<shard>.mdb` or `<name>/<version>.arrow`, appears whole or not at al
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import stat
 import tempfile
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
 
-from deeplink.cache.errors import HomeError
+from deeplink.cache.errors import HomeError, ShardCorruptError
 from deeplink.cache.format import block
 from deeplink.cache.format.access import SourceAccess
 from deeplink.cache.format.block import checked_shard_id
@@ -25,9 +28,13 @@ from deeplink.core.publish import DRAFT_PREFIX, published_file
 from deeplink.core.types import ShardId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from deeplink.core.types import Version
+
+    Others = Callable[[int, ShardId], list[SourceAccess]]
+
+log = logging.getLogger(__name__)
 
 _CHUNK = 4 << 20
 _ASKED_AT_ONCE = 16
@@ -89,6 +96,19 @@ class PackedHome(Protocol):
         """Keep the index at `path` as a version of dataset `name`. False: it was there."""
         return self._put(f"{name}/{version}.arrow", path)
 
+    def readmit(self, shards: Sequence[ShardId], others: Others) -> list[ShardId]:
+        """Let shards' files be read by those who may read what is packed now, no more and no fewer.
+
+        `others` returns the access of a user's other datasets that have a shard: that user's file stays as wide.
+        Return the shards whose files cannot be changed.
+        """
+        with ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="deeplink-home") as pool:
+            done = list(pool.map(lambda shard: self._readmit(shard, others), shards))
+        return [shard for shard, is_done in zip(shards, done, strict=True) if not is_done]
+
+    def _readmit(self, _shard: ShardId, _others: Others) -> bool:
+        return True  # behind a URL the storage's own rules hold
+
     def fetch(self, shard: ShardId, size: int) -> Iterator[bytes]:
         """Yield a shard's file in pieces, `size` bytes in all; the caller verifies them."""
         came = 0
@@ -143,13 +163,34 @@ def open_home(url: str, access: str = "") -> PackedHome:
     return FolderHome(url.removeprefix("file://"), access)
 
 
+@dataclass(frozen=True, slots=True)
+class HomeCopy:
+    """A shard's open file in a home that is a folder. Its bytes may be anything."""
+
+    descriptor: int
+    facts: os.stat_result
+    access: SourceAccess | None  # whom the kernel lets read it; None: that is not known
+
+
 class FolderHome(PackedHome):
     """A home in a folder of a file system, usually one that all nodes share."""
 
     def __init__(self, path: str, access: str = "") -> None:
         self._root = Path(path).expanduser().absolute()
-        self._access = SourceAccess.parse(access) if access else None
+        self._access = SourceAccess.parse(access) if access else SourceAccess(os.geteuid(), os.getegid(), 0o600)
         self.url = str(self._root)
+
+    @contextmanager
+    def copy_of(self, shard: ShardId) -> Iterator[HomeCopy]:
+        """Open a shard's file. Raises HomeError, also where that is no file, or one with other names."""
+        # Others may write to the folder: what they put there in a shard's place must not be taken for one.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        with self._errors(), opened(self._root / _file_of(shard), flags) as descriptor:
+            facts = os.fstat(descriptor)
+            if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
+                raise HomeError(self.url, f"shard {shard} is no file of its own there")
+            folder = SourceAccess.of_folder(Path(f"/proc/self/fd/{descriptor}").readlink().parent)
+            yield HomeCopy(descriptor, facts, folder and folder.narrowed(facts))
 
     @override
     def check_writable(self) -> None:
@@ -197,17 +238,53 @@ class FolderHome(PackedHome):
             with published_file(final) as draft:
                 draft.touch(0o600)
                 shutil.copyfile(path, draft)
-                self._admit(draft)
+                with opened(draft) as descriptor:
+                    _admit(descriptor, self._access)
 
-    def _admit(self, draft: Path) -> None:
-        mode = self._access.mode if self._access is not None else 0o600
-        is_for_group = bool(mode & 0o040) and not mode & 0o004
-        if self._access is not None and is_for_group and draft.stat().st_gid != self._access.group:
-            try:
-                os.chown(draft, -1, self._access.group)
-            except PermissionError:  # of a group that this user is not in: nobody else's, then
-                mode = 0o600
-        draft.chmod(mode)
+    @override
+    def _put(self, name: str, path: Path) -> bool:
+        is_there = self._size(name) == path.stat().st_size
+        if is_there and not self._is_shut(name):
+            return False
+        try:
+            self._write(name, path)
+        except HomeError:
+            if not is_there:
+                raise
+            log.info("home %s: %s stays another user's, who alone may replace it", self.url, name)
+        return not is_there
+
+    def _is_shut(self, name: str) -> bool:
+        """Tell whether a file is another user's, and for fewer than may read what is packed."""
+        with self._errors():
+            facts = (self._root / name).lstat()
+        return facts.st_uid != os.geteuid() and facts.st_mode & 0o044 < self._access.mode & 0o044
+
+    @override
+    def _readmit(self, shard: ShardId, others: Others) -> bool:
+        own = self._access
+        try:
+            if _is_admitted((self._root / _file_of(shard)).lstat(), own):
+                return True
+            with self.copy_of(shard) as copy:
+                wanted = max([own, *others(copy.facts.st_uid, shard)], key=lambda one: one.mode)
+                if copy.facts.st_uid == os.geteuid():
+                    _admit(copy.descriptor, wanted)
+                elif wanted == own:
+                    self._replace(shard, copy.descriptor)
+        except (HomeError, OSError, ShardCorruptError) as problem:
+            log.info("home %s: shard %s stays readable by whom it was: %s", self.url, shard, problem)
+            return False
+        return True
+
+    def _replace(self, shard: ShardId, descriptor: int) -> None:
+        with published_file(self._root / _file_of(shard)) as draft:
+            draft.touch(0o600)
+            with os.fdopen(os.dup(descriptor), "rb") as file, draft.open("r+b") as into:
+                shutil.copyfileobj(file, into, _CHUNK)
+                into.flush()
+                block.verify_shard(into.fileno(), shard)
+                _admit(into.fileno(), self._access)
 
     @override
     def _chunks(self, name: str) -> Iterator[bytes]:
@@ -220,6 +297,22 @@ class FolderHome(PackedHome):
         with self._errors(), (self._root / name).open("rb", buffering=0) as file:
             file.seek(start)
             return file.read(length)
+
+
+def _is_admitted(facts: os.stat_result, access: SourceAccess) -> bool:
+    return facts.st_mode & 0o777 == access.mode and not (access.is_for_group and facts.st_gid != access.group)
+
+
+def _admit(descriptor: int, access: SourceAccess) -> None:
+    """Let an open file of ours be read by the group, or by all, as the source is."""
+    mode = access.mode
+    if access.is_for_group and os.fstat(descriptor).st_gid != access.group:
+        try:
+            os.fchmod(descriptor, 0o600)  # not for a group that it is not meant for, meanwhile
+            os.chown(descriptor, -1, access.group)
+        except PermissionError:  # of a group that this user is not in: nobody else's, then
+            mode = 0o600
+    os.fchmod(descriptor, mode)
 
 
 class RemoteHome(PackedHome):

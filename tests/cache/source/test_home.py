@@ -1,3 +1,5 @@
+"""A packed home: what is put there, what comes back, and who may read it."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -138,6 +140,61 @@ def test_files_at_home_are_for_those_who_may_read_the_source(
     elsewhere = open_home(str(tmp_path / "elsewhere"))
     elsewhere.put(SHARD, source / "a")
     assert (tmp_path / "elsewhere" / f"{SHARD}.mdb").stat().st_mode & 0o777 == 0o600
+
+
+def modes(home: Path) -> set[int]:
+    return {path.stat().st_mode & 0o777 for path in home.glob("*.mdb")}
+
+
+def test_who_packs_again_with_another_mode_narrows_or_widens_what_is_at_home(
+    source: Path, config: Config, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    for folder in (source, *source.parents):
+        folder.chmod(folder.stat().st_mode | 0o011)
+    home, expected = tmp_path / "home", {0o755: 0o644, 0o750: 0o640, 0o700: 0o600}
+    for mode in (0o750, 0o755, 0o700, 0o755, 0o750):
+        source.chmod(mode)
+        again = pack(str(source), "digits", config=config, home=str(home))
+        assert modes(home) == {expected[mode]}
+        assert again.home_lacks == 0
+    # A private copy has the same shards: they stay as open as the other dataset of this user is.
+    private = write_tree(tmp_path / "private", files)
+    private.chmod(0o700)
+    pack(str(private), "private", config=config, home=str(home))
+    assert modes(home) == {0o640}
+    Catalog(config.catalog).remove_all("digits")
+    pack(str(private), "private", config=config, home=str(home))
+    assert modes(home) == {0o600}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as other users")
+def test_what_another_user_put_there_is_replaced_by_whom_may_and_nothing_else_is_touched(
+    source: Path, config: Config, tmp_path: Path
+) -> None:
+    for folder in (source, *source.parents):
+        folder.chmod(folder.stat().st_mode | 0o011)
+    home = tmp_path / "home"
+    pack(str(source), "digits", config=config, home=str(home))
+    shards = sorted(home.glob("*.mdb"))
+    assert len(shards) > 1
+    good = shards[0].read_bytes()
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x" * len(good))
+    secret.chmod(0o600)
+    for shard in shards:
+        os.chown(shard, 54_321, -1)
+        shard.chmod(0o600)
+    shards[-1].write_bytes(b"x" * shards[-1].stat().st_size)
+    pack(str(source), "digits", config=config, home=str(home))
+    owners = {shard: (shard.stat().st_uid, shard.stat().st_mode & 0o777) for shard in shards}
+    assert owners == dict.fromkeys(shards[:-1], (0, 0o644)) | {shards[-1]: (54_321, 0o600)}
+    assert shards[0].read_bytes() == good
+    for plant in (shards[0].symlink_to, shards[0].hardlink_to):
+        shards[0].unlink()
+        plant(secret)
+        pack(str(source), "digits", config=config, home=str(home))
+        assert secret.stat().st_mode & 0o777 == 0o600
+        assert secret.read_bytes() == b"x" * len(good)
 
 
 def test_the_home_beside_a_catalog_is_for_those_who_write_to_the_catalog(tmp_path: Path) -> None:
