@@ -175,7 +175,7 @@ class Drawn:
 def job_views(readings: Readings) -> tuple[Drawn, ...]:
     """Return every job on record, and those of Slurm that have not ended: the most telling first."""
     # Of tasks that have not started, which share an id, a held one is shown: it needs somebody.
-    rows = {int(row.id): row for row in sorted(readings.slurm.jobs, key=lambda row: row.held)}
+    rows = {int(row.id): row for row in sorted(readings.slurm.jobs, key=lambda row: bool(release_of(row)))}
     watched = [_watched(record, rows.get(record.job), readings) for record in readings.journal.jobs]
     have = {made.view.id for made in watched}
     waiting = Counter(row.id for row in readings.slurm.jobs if row.shares_id)
@@ -187,8 +187,8 @@ def job_views(readings: Readings) -> tuple[Drawn, ...]:
     return tuple(sorted([*watched, *others], key=_weight, reverse=True))
 
 
-def _weight(made: Drawn) -> tuple[bool, bool, int]:
-    return made.view.watched, made.view.slurm_state == JobState.RUNNING.value, made.view.id
+def _weight(made: Drawn) -> tuple[bool, bool, bool, int]:
+    return bool(made.view.remedy), made.view.watched, made.view.slurm_state == JobState.RUNNING.value, made.view.id
 
 
 def _watched(record: JobRecord, row: JobRow | None, readings: Readings) -> Drawn:
@@ -236,7 +236,7 @@ def _lost(newest: AttemptRecord, row: JobRow | None, readings: Readings) -> bool
     It fell silent, Slurm knows of the job's end, or of its return to the queue: then its run ended, not the job.
     """
     if newest.phase.ended:
-        return row is not None and (row.state is JobState.PENDING or row.held)
+        return row is not None and (row.state is JobState.PENDING or bool(release_of(row)))
     if row is not None and row.state.final:
         return True
     return readings.unix - newest.beat_unix > FRESH_S

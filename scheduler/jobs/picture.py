@@ -6,6 +6,7 @@ None and the empty text mean that no one who would know was heard; whoever shows
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from deeplink.scheduler.jobs.job_folder import expanded, ranks_of
 from deeplink.scheduler.recovery.evidence import TAG
 from deeplink.scheduler.recovery.records import IncidentOutcome
 from deeplink.scheduler.slurm.nodeset import fold
-from deeplink.scheduler.slurm.states import LAUNCH_FAILED, JobState
+from deeplink.scheduler.slurm.states import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,7 +63,11 @@ _WORDS = {
     "BurstBufferResources": "no burst buffer is free",
     "FrontEndDown": "no front end is available",
     "launch failed requeued held": "a launch failed, and it is held",
+    "user env retrieval failed requeued held": "its user's environment could not be read, and it is held",
+    "JobHoldMaxRequeue": "it was put back into the queue as often as may be, and is held",
 }
+_HOLDS = re.compile(r"JobH[eo]ld|requeued (in )?held")
+"""In the reasons of jobs that wait until somebody releases them."""
 _LIMITS = (("QOS", "a limit of its QOS"), ("Assoc", "a limit of its account"))
 
 
@@ -77,7 +82,8 @@ def in_words(reason: str) -> str:
 
 def release_of(job: JobRow, *, whole: bool = False) -> str:
     """Return the command that lets a held job, or its whole array, start; empty where no one holds it."""
-    if not job.held and job.reason != LAUNCH_FAILED:
+    # Also while its last run still ends: Slurm calls it COMPLETING then, and has the reason of the hold.
+    if not job.held and (job.state.final or not _HOLDS.search(job.reason)):
         return ""
     command = f"`scontrol release {job.address.whole if whole or job.address.is_component else job.address}`"
     if job.reason.startswith("JobHeldAdmin"):
@@ -106,7 +112,7 @@ FRESH_S = 15.0
 """A launcher beats once a second; after so long without a beat its word about the phase is no longer taken."""
 SILENT_S = 3.0
 """An agent that its launcher has not heard for so long is called silent."""
-_HOLDS = frozenset(
+_HAS_NODES = frozenset(
     {
         JobState.RUNNING,
         JobState.COMPLETING,
@@ -385,7 +391,7 @@ def _word(queued: Queued | None, left: Left, now: float) -> _Word:
     final = queued is not None and queued.job.state.final
     silent = final or now - newest.beat_unix > FRESH_S
     # Back in the queue: its run has ended, and not the job.
-    waits = queued is not None and (queued.job.state is JobState.PENDING or queued.job.held)
+    waits = queued is not None and (queued.job.state is JobState.PENDING or bool(release_of(queued.job)))
     return _Word(newest, older=older, lost=older or (waits if newest.phase.ended else silent))
 
 
@@ -424,7 +430,7 @@ def seats(
     ranks: Mapping[str, range],
 ) -> tuple[JobNode, ...]:
     """Return who sits where: by the launcher's word, else by Slurm's, which knows no ranks."""
-    holds = queued.job.nodes if queued and queued.job.state in _HOLDS else ()
+    holds = queued.job.nodes if queued and queued.job.state in _HAS_NODES else ()
     by_launcher = newest is not None and bool(newest.nodes) and (queued is None or set(newest.nodes) <= {*holds})
     if newest is None or not by_launcher:
         return tuple(JobNode(node=name, trouble=_trouble(name, {}, nodes)) for name in holds)

@@ -223,6 +223,15 @@ class HeartbeatTable:
             self.alarm.set()
         return True
 
+    def with_findings(self, node: NodeRecord, now: float) -> NodeRecord:
+        """Return a launcher's word on a node, with what the checks of its standing agent found lately."""
+        # A job's agent runs the cheap checks alone: that it found nothing ends no finding of the others.
+        with self._lock:
+            other = self._attended.get(node.name)
+        if other is None or not other.ourselves or now - other.heard_at >= KEEP_S:
+            return node
+        return replace(node, health=_gravest(other.node.health, node.health))
+
     def is_news(self, node: NodeRecord, now: float) -> bool:
         """Return whether a standing agent says something that is to be written down."""
         with self._lock:

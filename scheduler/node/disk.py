@@ -134,13 +134,12 @@ def _complaints(reading: DiskReading, folder: str, settings: DiskSettings) -> It
     if reading.error in _FULL:
         # A thin volume whose pool is used up, or a damaged map of free blocks, says so with room left.
         room = f", though {reading.free_bytes >> 20} MiB are free" if reading.free_bytes else ""
-        yield comment("space", f"{folder}: {os.strerror(reading.error)}{room}")
+        yield comment("space", f"{folder}: {os.strerror(reading.error)}{room}", certain=True)
     elif reading.free_bytes is not None and reading.free_bytes < settings.min_free_bytes:
-        yield comment(
-            "space", f"{folder}: {reading.free_bytes >> 20} MiB free of at least {settings.min_free_bytes >> 20}"
-        )
+        said = f"{folder}: {reading.free_bytes >> 20} MiB free of at least {settings.min_free_bytes >> 20}"
+        yield comment("space", said, certain=True)  # counted, not timed: one look is enough
     elif reading.files_free == 0:
-        yield comment("space", f"{folder}: no more files can be made on its file system")
+        yield comment("space", f"{folder}: no more files can be made on its file system", certain=True)
     if reading.probe_s is not None and reading.probe_s > settings.slow_s:
         said = f"{folder}: {PROBE_BYTES >> 10} KiB took {reading.probe_s:.1f} s to write and read back"
         yield _slow(reading.probe_s, said, settings)

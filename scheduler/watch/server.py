@@ -352,7 +352,8 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
             with _aborting(context):
                 owner = self.authorizer.owner(_token(context), said.attempt)
             beat = self._believed(replace(said, user=owner))
-            failed = _failure(lambda: self._journal.record_beat(beat, now_unix))
+            nodes = tuple(self._book.with_findings(node, came) for node in beat.node_beats)
+            failed = _failure(lambda: self._journal.record_beat(replace(beat, node_beats=nodes), now_unix))
         except RecordError as problem:
             self._metrics.beats.labels("refused").inc()
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))

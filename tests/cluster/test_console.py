@@ -17,6 +17,9 @@ from deeplink.console.feed import encode
 from deeplink.console.nodes import ShownHealth
 from deeplink.console.snapshot import ConsoleSnapshot, Mood, build
 from deeplink.core.text import printable
+from deeplink.core.types import Attempt
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.recovery.records import Beat, Phase
 from deeplink.scheduler.slurm.client import NodeOrder, Slurm
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.testbed.cluster import Sandbox
@@ -68,6 +71,29 @@ def test_a_job_of_any_name_is_started_and_no_log_has_its_escapes(sandbox: Sandbo
     for job in jobs:
         assert job.await_end(3 * LIMIT_S).state is JobState.COMPLETED, job.told()
         assert job.output().replace("\n", "").isprintable()
+
+
+def test_a_job_put_back_and_held_is_held_from_the_first_look_on(sandbox: Sandbox, tmp_path: Path) -> None:
+    slurm = Slurm(sandbox.runner())
+    job = slurm.submit(["-N1", "--requeue", "--wrap", "trap 'sleep 2; exit 1' TERM; sleep 600 & wait"])
+    with Journal(tmp_path / "watch.sqlite") as journal:
+        journal.record_beat(Beat(attempt=Attempt(int(job), 0, 0), phase=Phase.FAILED), time.time())
+        collector = Collector(ConsoleSettings(journal=journal.path, interval_s=0.2), slurm=slurm)
+
+        def state(now: ConsoleSnapshot) -> str:
+            return next(each.slurm_state for each in now.jobs if each.id == job)
+
+        until(collector, lambda now: state(now) == "RUNNING", 3 * LIMIT_S)
+        slurm.run(["scontrol", "requeuehold", str(job)])
+        seen: dict[str, tuple[str, str]] = {}
+
+        def look(now: ConsoleSnapshot) -> bool:
+            seen.update({each.slurm_state: (each.phase, each.remedy) for each in now.jobs if each.id == job})
+            return state(now) == "PENDING"
+
+        until(collector, look, 3 * LIMIT_S)
+    assert set(seen.values()) == {("", f"held: `scontrol release {job}` lets it start")}, seen
+    slurm.run(["scancel", str(job)])
 
 
 def test_nodes_jobs_and_the_death_of_a_node_and_of_the_controller(

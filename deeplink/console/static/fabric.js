@@ -84,7 +84,9 @@ function fillTile(tile, node, state, now) {
   say(name, node.name);
   say(gpus, node.gpus === null ? "" : `${node.gpus} GPU`);
   const troubled = !["busy", "idle"].includes(node.health);
-  say(word, troubled && node.reason ? `${stateWord(node.health)} – ${node.reason}` : stateWord(node.health));
+  const why = [troubled && node.reason, node.findings[0]].filter(Boolean).join("; ");
+  say(word, why ? `${stateWord(node.health)} – ${why}` : stateWord(node.health));
+  put(tile, "data-unfit", node.unfit);
   say(job, node.job === null ? "" : `${jobName(state, node.job)} · ${roleText(node)}`);
   say(shards, node.shards === null ? "" : `${whole(node.shards)} shards · ${bytes(node.shard_bytes)}`);
   say(heard, node.heard_unix ? ago(node.heard_unix, now) : "");

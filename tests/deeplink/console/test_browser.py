@@ -198,6 +198,7 @@ def test_a_held_job_and_findings_are_on_the_page_with_what_helps(  # noqa: PLR09
     assert "job 30_2 is held" in texts(browser, "#headline")[0].lower()
     line = "n4: disk (comment): slow <b>; `deeplink health` on n4 looks again"
     eventually(lambda: line in texts(browser, "#findings li"))
+    assert texts(browser, ".tile[data-node=n4][data-unfit] .t-state")[0].endswith("; disk (comment): slow <b>")
     picture(browser, "console-held.png")
     slurm.jobs = (("31", "30_2", "PENDING", "Resources", "1", "1", "eve", "", "", "array"),)
     living.record_node(NodeRecord(name=NodeName("n4"), seen_unix=time.time()))

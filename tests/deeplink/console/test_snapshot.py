@@ -176,6 +176,8 @@ def test_more_jobs_than_a_page_can_hold(filled: Journal, collector: Collector, s
     snapshot = shown(collector)
     assert (len(snapshot.jobs), snapshot.jobs_known) == (MOST_JOBS, 805)
     assert {17, 21, 50} <= {job.id for job in snapshot.jobs}, "those that run are never left out"
+    slurm.jobs = (("99", "99", "PENDING", "JobHeldUser", "0", "1", "dora", "", "", "held"), *waiting)
+    assert 99 in {job.id for job in shown(collector).jobs}, "nor is one that needs somebody"
 
 
 def test_what_slurm_knows_of_the_end_goes_before_a_launchers_last_word(
@@ -196,6 +198,8 @@ HELD = "job requeued in held state"
         (("PENDING", HELD), "held: `scontrol release 12_3` lets it start"),
         (("PENDING", "JobHeldUser"), "held: `scontrol release 12_3` lets it start"),
         (("PENDING", "launch failed requeued held"), "held: `scontrol release 12_3` lets it start"),
+        (("PENDING", "JobHoldMaxRequeue"), "held: `scontrol release 12_3` lets it start"),
+        (("COMPLETING", HELD), "held: `scontrol release 12_3` lets it start"),
         (
             ("PENDING", "JobHeldAdmin"),
             "held by an administrator: an operator's `scontrol release 12_3` lets it start",

@@ -16,7 +16,7 @@ from deeplink.core.metrics import WatchMetrics
 from deeplink.core.types import Attempt, NodeName
 from deeplink.rpc.channel import open_channel
 from deeplink.scheduler.journal.journal import Journal
-from deeplink.scheduler.liveness.heartbeats import KEEP_S, AgentReport, HeartbeatTable, words
+from deeplink.scheduler.liveness.heartbeats import KEEP_S, AgentReport, HeartbeatTable, beat_to_wire, words
 from deeplink.scheduler.recovery.evidence import WatchPolicy
 from deeplink.scheduler.recovery.records import (
     Beat,
@@ -80,6 +80,23 @@ def test_a_node_that_slurm_does_not_know_is_not_kept(standing: Standing) -> None
 
 def test_the_answer_has_the_watchdogs_clock_for_the_agent_to_compare_its_own_with(standing: Standing) -> None:
     assert standing.answer().unix == standing.clock.unix()
+
+
+def test_a_launchers_word_on_a_node_ends_no_finding_of_its_standing_agent(standing: Standing) -> None:
+    def kept() -> list[str]:
+        return [one.text for one in standing.journal.nodes()[0].health]
+
+    def launcher_speaks() -> None:
+        with open_channel(standing.address, TOKEN) as channel:
+            said = beat_to_wire(beat(NodeRecord(name=N1, job=17, boot_id="kernel-1")))
+            watch_pb2_grpc.WatchStub(channel).Beat(said, timeout=LIMIT_S)
+
+    standing.attend(health=[wire("comment")])
+    launcher_speaks()
+    assert kept() == ["slow"], "a job's agent runs a part of the checks"
+    standing.clock.sleep(KEEP_S)
+    launcher_speaks()
+    assert kept() == [], "nobody says so any more"
 
 
 def test_what_does_not_change_is_written_down_now_and_then_only(standing: Standing) -> None:
