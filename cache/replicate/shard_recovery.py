@@ -13,7 +13,7 @@ from deeplink.cache import membership
 from deeplink.cache.errors import MemberError
 from deeplink.cache.pack.rebuild_shard import is_unchanged
 from deeplink.cache.replicate.fetching import WantedShard
-from deeplink.cache.source.home import open_home
+from deeplink.cache.source.home import FolderHome, open_home
 from deeplink.cache.source.opening import open_source
 from deeplink.cache.transfer.frames import call_member
 from deeplink.core.errors import DeepLinkError
@@ -158,6 +158,7 @@ class KnownShards:
         """The datasets that a shard is of, those that were removed since among them."""
         self._published: dict[str, Published] = {}
         self._read: set[tuple[str, Version]] = set()
+        self._homes: dict[tuple[str, Version], FolderHome] = {}
         self._looked = float("-inf")
         self._open: OrderedDict[tuple[str, Version], Index] = OrderedDict()
 
@@ -195,6 +196,12 @@ class KnownShards:
             publishers = {one.publisher for one in here}
             gone = [self._published.get(name, _NOBODYS) for name in names if name not in self._newest]
             return here + [one for one in gone if one.publisher not in publishers]
+
+    def homes(self, shard: ShardId) -> list[FolderHome]:
+        """Return the packed homes of the versions that a shard is of, as far as they are folders."""
+        with self._lock:
+            versions = [(name, version) for name, version, _ in self._places.get(shard, [])]
+            return list({home.url: home for one in versions if (home := self._homes.get(one))}.values())
 
     def _index(self, name: str, version: Version) -> Index:
         index = self._open.get((name, version))
@@ -234,7 +241,8 @@ class KnownShards:
         if (name, version) in self._read:
             return
         try:
-            shards = self._index(name, version).shards
+            index = self._index(name, version)
+            shards = index.shards
         except DeepLinkError as problem:
             log.warning("%s", problem)
             return
@@ -243,4 +251,6 @@ class KnownShards:
             places = self._places.setdefault(entry.id, [])
             if (name, version, number) not in places:
                 places.append((name, version, number))
+        if index.home.startswith("/"):
+            self._homes[name, version] = FolderHome(index.home)
         self._read.add((name, version))

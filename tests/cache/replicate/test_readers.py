@@ -51,15 +51,18 @@ class Asked:
             known, self.clock, own=1, groups=lambda user: groups.get(user, frozenset[int]())
         )
 
-    def may(self, name: str, version: str = "") -> set[int]:
-        """Return who of publisher, member of the group and other user may read; time has passed before."""
+    def may(self, name: str, version: str = "", *, some: bool = False) -> set[int]:
+        """Return who of publisher, member of the group and other user may read all; time has passed before.
+
+        `some`: that there are shards which one may read and others which one may not is fine.
+        """
         self.clock.now += _AGAIN_S
         index = Catalog(self._config.catalog).open(name, version or None)
         shards = [entry.id for entry in index.shards]
         found = set()
         for user in (os.geteuid(), MEMBER, OTHER):
             forbidden = self._readers.forbidden(shards, user)
-            assert forbidden in (set(), set(shards))
+            assert forbidden in (set(), set(shards)) or some
             if not forbidden:
                 found.add(user)
         return found
@@ -95,6 +98,49 @@ def test_no_other_dataset_opens_what_one_keeps_private(
     Catalog(config.catalog).remove_all("secret")
     # Both were of one publisher, who has left the open one.
     assert asked.may("copy") == ALL
+
+
+def test_a_private_copy_takes_nothing_from_those_who_may_read_a_file_at_home_with_the_same_bytes(
+    open_source_folder: Path, config: Config, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    source, asked = open_source_folder, Asked(config, -1)
+    home = tmp_path / "home"
+    pack(str(source), "digits", config=config, home=str(home))
+    private = write_tree(source.with_name("private"), files)
+    private.chmod(0o700)
+    pack(str(private), "private", config=config)
+    until(lambda: asked.may("digits", some=True) == ALL)  # once the copies were read
+    home.chmod(0o700)
+    assert asked.may("digits") == {os.geteuid()}
+    home.chmod(0o755)
+    until(lambda: asked.may("digits", some=True) == ALL)
+    for shard in home.glob("*.mdb"):
+        shard.chmod(0o600)
+    assert asked.may("digits") == {os.geteuid()}
+
+
+def test_a_file_of_other_bytes_in_a_home_opens_nothing(
+    open_source_folder: Path,
+    config: Config,
+    files: dict[str, bytes],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source, asked = open_source_folder, Asked(config, -1)
+    source.chmod(0o700)
+    pack(str(source), "secret", config=config)
+    home = tmp_path / "home"
+    copy = write_tree(source.with_name("copy"), files)
+    pack(str(copy), "copy", config=config, home=str(home))
+    for shard in home.glob("*.mdb"):
+        assert shard.stat().st_mode & 0o777 == 0o644
+        shard.write_bytes(bytes(shard.stat().st_size))
+    assert asked.may("copy") == {os.geteuid()}
+    until(lambda: asked.may("copy") == {os.geteuid()} and "counts for nothing" in caplog.text)
+    for _ in range(3):
+        assert asked.may("copy") == {os.geteuid()}
+    shards = len(list(home.glob("*.mdb")))
+    assert caplog.text.count("counts for nothing") == shards  # each was read once
 
 
 def test_what_nobody_recorded_is_for_its_publisher_alone(
