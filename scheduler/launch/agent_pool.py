@@ -162,6 +162,11 @@ class AgentPool:
         if self._members is not None:
             self._members.outdated()
 
+    def adopt(self, facts: Iterable[NodeFacts]) -> None:
+        """Go on with agents that came up under a launcher before this one."""
+        for one in facts:
+            self._admit(one)
+
     def readdress(self, facts: Mapping[NodeName, NodeFacts]) -> None:
         """Reach these nodes, which came up, by other addresses from here on."""
         for name, one in facts.items():

@@ -132,7 +132,7 @@ class LocalAgents(AgentProcesses):
             where = ["--bind", "127.0.0.1:0", "--name", node, "--store", str(store)]
             commands.append(python_command("deeplink", "node", "--job", *where))
         logfile = backend.folder / "agents.log"
-        super().__init__(commands, backend.env, secret=secret, logfile=logfile, count=len(nodes))
+        super().__init__(commands, backend.env, secret=secret, logfile=logfile)
 
     @override
     def abandon(self) -> None:

@@ -31,7 +31,7 @@ from deeplink.scheduler.launch.environment import (
     leave_seats,
 )
 from deeplink.scheduler.launch.launch_spec import Granted, gpu_options, granted_by
-from deeplink.scheduler.launch.process import python_command
+from deeplink.scheduler.launch.process import AdoptedProcess, python_command
 from deeplink.scheduler.launch.srun import OwnStep, SlurmAgents, SlurmRanks, StepIds, step_environment
 from deeplink.scheduler.liveness.probe import TcpProber, slurmd_port
 from deeplink.scheduler.recovery.evidence import TAG, ProbeResult
@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.core.types import Attempt, NodeName
-    from deeplink.scheduler.launch.backend import AgentStep, RankStep
+    from deeplink.scheduler.launch.backend import AgentStep, EndOf, RankStep
     from deeplink.scheduler.launch.environment import NodeFacts
+    from deeplink.scheduler.launch.process import StartedAgents
     from deeplink.scheduler.slurm.parse import JobAddress, JobRow, NodeRow
     from deeplink.scheduler.topology.graph import Fabric
 
@@ -152,13 +153,20 @@ class SlurmBackend(Backend):
         elif passed := self._step_ids.let_pass(self._empty_step):
             log.info("let %d step numbers pass that an earlier run may still be signalled under", passed)
         nodes = tuple(again or self.nodes)
-        count = len(nodes)
         argv = [*self._agent_step(nodes, "deeplink-agents"), "--ntasks-per-node=1"]
         argv += python_command("deeplink", "node", "--job", "--bind", "0.0.0.0:0")
         env = step_environment(self.env, resources=False)
         if again is not None:
             env |= {SEATS_VARIABLE: str(leave_seats(self.folder, again))}
-        return SlurmAgents(argv, env, secret=secret, logfile=self.folder / "agents.log", count=count, gone=gone)
+        return SlurmAgents(argv, env, secret=secret, logfile=self._agents_log, gone=gone)
+
+    @override
+    def adopt_agents(self, started: StartedAgents, end_of: EndOf) -> AgentStep:
+        return SlurmAgents((), {}, secret="", logfile=self._agents_log, adopted=(started, end_of))
+
+    @property
+    def _agents_log(self) -> Path:
+        return self.folder / "agents.log"
 
     def _agent_step(self, nodes: Sequence[NodeName], name: str) -> list[str]:
         """Return the start of the srun of a step of one task per node, beside the ranks."""
@@ -215,6 +223,13 @@ class SlurmBackend(Backend):
 
     @override
     def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
+        return self._ranks(launch, command)
+
+    @override
+    def adopt_ranks(self, launch: Launch, command: Sequence[str], pid: int, end_of: EndOf) -> RankStep:
+        return self._ranks(launch, command, AdoptedProcess(pid, end_of))
+
+    def _ranks(self, launch: Launch, command: Sequence[str], adopted: AdoptedProcess | None = None) -> SlurmRanks:
         hosts = self.folder / f"hosts.{launch.attempt}"
         each = zip(launch.nodes, launch.started, strict=True)
         hosts.write_text("".join(f"{facts.node}\n" * count for facts, count in each), encoding="utf-8")
@@ -223,7 +238,7 @@ class SlurmBackend(Backend):
         env |= {"SLURM_HOSTFILE": str(hosts), LAUNCH_VARIABLE: leave_launch(launch, self.folder)}
         argv = [self._srun(), *self.rank_command(launch, command)[1:]]
         step = OwnStep(self.job, self.address or self.slurm.job(self.job).address, _step_name(launch))
-        return SlurmRanks(argv, env, self.slurm, step, self._step_ids.note, restart=self.restart)
+        return SlurmRanks(argv, env, self.slurm, step, self._step_ids.note, restart=self.restart, adopted=adopted)
 
     @property
     def _step_ids(self) -> StepIds:
