@@ -134,8 +134,12 @@ class Backend(Protocol):
         """Start one agent on every node, or again on these, at the ports of those that were there."""
         ...
 
-    def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
-        """Start the ranks of an attempt in the launch's order."""
+    def start_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep:
+        """Start the ranks of an attempt in the launch's order; `token` is the attempt's, which its agents take."""
+        ...
+
+    def adopt_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep | None:
+        """Return the ranks that an earlier launcher of this run started so; None where they cannot be had."""
         ...
 
     def rank_command(self, launch: Launch, command: Sequence[str]) -> list[str]:

@@ -71,7 +71,11 @@ class LocalBackend(Backend):
         return python_command("deeplink.scheduler.launch.rank", "--", *command)
 
     @override
-    def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
+    def adopt_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep | None:
+        return None
+
+    @override
+    def start_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep:
         if launch.recipe.mpi and shutil.which(MPIEXEC, path=self.env.get("PATH")) is None:
             remedy = (
                 "Install an MPI (Debian: mpich; pip: mpich). Inside a Slurm job srun starts the ranks without."

@@ -214,7 +214,11 @@ class SlurmBackend(Backend):
         return gpu_options(self.granted, started, starters=launch.starters, by_user=self.srun_options)
 
     @override
-    def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
+    def adopt_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep | None:
+        return None
+
+    @override
+    def start_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep:
         hosts = self.folder / f"hosts.{launch.attempt}"
         each = zip(launch.nodes, launch.started, strict=True)
         hosts.write_text("".join(f"{facts.node}\n" * count for facts, count in each), encoding="utf-8")

@@ -143,7 +143,9 @@ class Supervisor:
         self._said = ""
         self._reporter.begin(layout, self._hangs.told_s)
         began = self._clock.monotonic()
-        self._step = self._backend.start_ranks(layout.launch, self._spec.command)
+        self._step = self._backend.start_ranks(
+            layout.launch, self._spec.command, self._agents.token(self._attempt)
+        )
         self._reporter.acted()
         self._reporter.enter(Phase.RUNNING)
         return _Running(layout, self._step, began)
