@@ -64,7 +64,8 @@ class AgentPool:
         folder: Path | None = None,
     ) -> None:
         """`folder` is the job's, where agents find the list of them all; None: they are told of no others."""
-        self._step, self._token, self._clock, self._restarts = step, token, clock, restarts
+        self.token = token  # of an attempt: what its agents take from then on
+        self._step, self._clock, self._restarts = step, clock, restarts
         self._nodes: dict[NodeName, AgentMonitor] = {}
         self._members = None if folder is None else MemberList(folder, clock)
         self._leaves, self._are_as_before = GatherPoll(), False  # whether the leaves have the agents as they are
@@ -225,7 +226,7 @@ class AgentPool:
         # Without somebody who starts agents again, one that is gone is as good as its node.
         deserted = self._restarts.deserted if self._restarts is not None else frozenset(self._nodes)
         members = "" if self._members is None else self._members.value(lambda: self.facts)
-        token = self._token(attempt)
+        token = self.token(attempt)
         for one in self._nodes.values():
             one.token = token
             if stall > STALL_S:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.environment import Launch, NodeFacts
     from deeplink.scheduler.launch.event_log import EventLog
     from deeplink.scheduler.launch.launch_spec import Granted, LaunchSpec
-    from deeplink.scheduler.launch.process import StartedAgents
+    from deeplink.scheduler.launch.process import StartedAgents, StarterProcess
     from deeplink.scheduler.launch.run_state import Handover
     from deeplink.scheduler.recovery.rank_failure import Failed
     from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
@@ -96,7 +96,7 @@ class RankStep(Protocol):
 
     @property
     def pid(self) -> int:
-        """The process that started them, for `Backend.adopt_ranks`; 0 where they cannot be adopted."""
+        """The process that started them, for `Backend.adopt_ranks`; 0 where none did."""
         return 0
 
     def exit_code(self) -> int | None:
@@ -143,16 +143,21 @@ class Backend(Protocol):
         """Start one agent on every node, or again on these, at the ports of those that were there."""
         ...
 
-    def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
-        """Start the ranks of an attempt in the launch's order."""
+    def start_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep:
+        """Start the ranks of an attempt in the launch's order; `token` is the attempt's, which its agents take."""
+        ...
+
+    def adopt_ranks(
+        self, launch: Launch, command: Sequence[str], token: str, starter: StarterProcess | None
+    ) -> RankStep | None:
+        """Return the ranks that an earlier launcher of this run started so; None where they cannot be had.
+
+        `starter` is the process that it started them by (`RankStep.pid`), where it did so by one.
+        """
         ...
 
     def adopt_agents(self, started: StartedAgents, end_of: EndOf) -> AgentStep:  # noqa: ARG002 - for the others
         """Go on with agents that a launcher before this one started; `end_of` tells how its processes ended."""
-        raise LaunchError(f"{self.name}: no launcher is started again here")
-
-    def adopt_ranks(self, launch: Launch, command: Sequence[str], pid: int, end_of: EndOf) -> RankStep:  # noqa: ARG002
-        """Go on with the ranks that a launcher before this one started by process `pid`."""
         raise LaunchError(f"{self.name}: no launcher is started again here")
 
     def rank_command(self, launch: Launch, command: Sequence[str]) -> list[str]:

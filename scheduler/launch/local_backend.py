@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from signal import Signals
 
     from deeplink.core.types import Attempt
+    from deeplink.scheduler.launch.process import StarterProcess
 
 MPIEXEC = "mpiexec"
 
@@ -71,7 +72,13 @@ class LocalBackend(Backend):
         return python_command("deeplink.scheduler.launch.rank", "--", *command)
 
     @override
-    def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
+    def adopt_ranks(
+        self, launch: Launch, command: Sequence[str], token: str, starter: StarterProcess | None
+    ) -> RankStep | None:
+        return None
+
+    @override
+    def start_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep:
         if launch.recipe.mpi and shutil.which(MPIEXEC, path=self.env.get("PATH")) is None:
             remedy = (
                 "Install an MPI (Debian: mpich; pip: mpich). Inside a Slurm job srun starts the ranks without."

@@ -16,7 +16,7 @@ from deeplink.core.codec import from_row, to_row
 from deeplink.core.publish import write_text
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
 from deeplink.scheduler.launch.history import Progress
-from deeplink.scheduler.launch.process import AgentProcesses, StartedAgents
+from deeplink.scheduler.launch.process import AdoptedProcess, AgentProcesses, StartedAgents
 from deeplink.scheduler.recovery.rank_failure import Cause, Setback
 from deeplink.scheduler.recovery.records import Incident
 
@@ -37,7 +37,8 @@ class AttemptState:
     """The newest attempt of a run, and what the run has to remember of those before it."""
 
     launch: Launch
-    pid: int  # of what started its ranks; 0 where none are there: it was about to start them, or is ending them
+    runs: bool  # whether it has ranks: else it was about to start them, or is ending them
+    pid: int  # of what started its ranks; 0 where no process of the launcher's did
     began: float
     begun: int  # attempts of this run
     code: int | None = None  # how its ranks ended; None while that is not known
@@ -85,7 +86,7 @@ class AttemptState:
         )
 
 
-_PLAIN = ("pid", "began", "begun", "code", "crossings", "crossings_stock", "has_lost", "relaunches")
+_PLAIN = ("runs", "pid", "began", "begun", "code", "crossings", "crossings_stock", "has_lost", "relaunches")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +184,18 @@ class Handover:
         self._file.write(RunState(self._agents))
         return step
 
-    def ranks(self, backend: Backend, attempt: AttemptState, command: Sequence[str]) -> RankStep:
-        """Return the ranks of an attempt that has some, running or not."""
+    def ranks(
+        self, backend: Backend, attempt: AttemptState, command: Sequence[str], token: str
+    ) -> RankStep | None:
+        """Return the ranks of an attempt, running or not; None where it has none."""
 
         def end_of(pid: int) -> int | None:
             return self.link.end_of(pid) if attempt.code is None else attempt.code
 
-        return backend.adopt_ranks(attempt.launch, command, attempt.pid, end_of)
+        if not attempt.runs:
+            return None
+        starter = AdoptedProcess(attempt.pid, end_of) if attempt.pid else None
+        return backend.adopt_ranks(attempt.launch, command, token, starter)
 
     def leave(self, attempt: AttemptState, *, soon: bool = False) -> None:
         """Publish the state of the run; `soon`: without waiting for the storage."""

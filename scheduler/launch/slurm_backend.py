@@ -31,7 +31,7 @@ from deeplink.scheduler.launch.environment import (
     leave_seats,
 )
 from deeplink.scheduler.launch.launch_spec import Granted, gpu_options, granted_by
-from deeplink.scheduler.launch.process import AdoptedProcess, python_command
+from deeplink.scheduler.launch.process import python_command
 from deeplink.scheduler.launch.srun import OwnStep, SlurmAgents, SlurmRanks, StepIds, step_environment
 from deeplink.scheduler.liveness.probe import TcpProber, slurmd_port
 from deeplink.scheduler.recovery.evidence import TAG, ProbeResult
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from deeplink.core.types import Attempt, NodeName
     from deeplink.scheduler.launch.backend import AgentStep, EndOf, RankStep
     from deeplink.scheduler.launch.environment import NodeFacts
-    from deeplink.scheduler.launch.process import StartedAgents
+    from deeplink.scheduler.launch.process import StartedAgents, StarterProcess
     from deeplink.scheduler.slurm.parse import JobAddress, JobRow, NodeRow
     from deeplink.scheduler.topology.graph import Fabric
 
@@ -222,14 +222,16 @@ class SlurmBackend(Backend):
         return gpu_options(self.granted, started, starters=launch.starters, by_user=self.srun_options)
 
     @override
-    def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
+    def start_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep:
         return self._ranks(launch, command)
 
     @override
-    def adopt_ranks(self, launch: Launch, command: Sequence[str], pid: int, end_of: EndOf) -> RankStep:
-        return self._ranks(launch, command, AdoptedProcess(pid, end_of))
+    def adopt_ranks(
+        self, launch: Launch, command: Sequence[str], token: str, starter: StarterProcess | None
+    ) -> RankStep | None:
+        return None if starter is None else self._ranks(launch, command, starter)
 
-    def _ranks(self, launch: Launch, command: Sequence[str], adopted: AdoptedProcess | None = None) -> SlurmRanks:
+    def _ranks(self, launch: Launch, command: Sequence[str], adopted: StarterProcess | None = None) -> SlurmRanks:
         hosts = self.folder / f"hosts.{launch.attempt}"
         each = zip(launch.nodes, launch.started, strict=True)
         hosts.write_text("".join(f"{facts.node}\n" * count for facts, count in each), encoding="utf-8")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from deeplink.core.clock import Clock
     from deeplink.core.types import NodeName
     from deeplink.scheduler.launch.backend import EndOf
-    from deeplink.scheduler.launch.process import AdoptedProcess, StartedAgents, StarterProcess
+    from deeplink.scheduler.launch.process import StartedAgents, StarterProcess
     from deeplink.scheduler.slurm.client import Slurm
     from deeplink.scheduler.slurm.parse import JobAddress
 
@@ -212,7 +212,7 @@ class SlurmRanks(RankStep):
         *,
         restart: int,
         clock: Clock | None = None,
-        adopted: AdoptedProcess | None = None,
+        adopted: StarterProcess | None = None,
     ) -> None:
         self._argv, self._env, self._noted = tuple(argv), env, noted
         self._slurm, self._clock = slurm, clock or SystemClock()
@@ -231,7 +231,7 @@ class SlurmRanks(RankStep):
     def pid(self) -> int:
         return self._process.pid
 
-    def _begin(self, adopted: AdoptedProcess | None = None) -> None:
+    def _begin(self, adopted: StarterProcess | None = None) -> None:
         self._process: StarterProcess
         if adopted is not None:
             self._process, errors = adopted, errors_of(adopted.pid)

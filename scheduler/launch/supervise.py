@@ -148,30 +148,37 @@ class Supervisor:
         link = handover.link
         said = f"signal {link.died or 0:d} ended the launcher, and it was started again"
         self._reporter.take_over(layout, before.incident, said, max(0.0, self._clock.monotonic() - link.died_at))
-        step: RankStep = NoRanks()
-        if before.pid:
-            step = self._step = handover.ranks(self._backend, before, self._spec.command)
-        running = _Running(layout, step, before.began)
-        then = f"attempt {launch.attempt} goes on" if before.pid else "it goes on with the start of the ranks"
+        token = self._agents.token(launch.attempt)
+        self._step = handover.ranks(self._backend, before, self._spec.command, token)
+        is_there = self._step is not None
+        running = _Running(layout, self._step or NoRanks(), before.began)
+        then = f"attempt {launch.attempt} goes on" if is_there else "the ranks are started again"
         self._events.event("launcher-restarted", f"{said}: {then}", attempt=str(launch.attempt), signal=link.died)
         if link.is_last:
             because = f"{said}, {parent.MOST_DEATHS} times in {parent.WITHIN_S:.0f} s"
-            code, kind = 128 + (link.died or 0), IncidentKind.LAUNCHER_RESTARTED
+            code, kind = 128 + (link.died or 0), IncidentKind.LAUNCHER_LOST
             return running, AttemptVerdict(NextMove.FAILED, because, code=code, kind=kind)
-        if before.pid:
+        if is_there:
             return running, None
         return running, AttemptVerdict(NextMove.RELAUNCH, said, kind=IncidentKind.LAUNCHER_RESTARTED)
 
     def _leave(
-        self, layout: RankLayout, began: float, pid: int, *, code: int | None = None, soon: bool = False
+        self,
+        layout: RankLayout,
+        began: float,
+        step: RankStep | None = None,
+        *,
+        code: int | None = None,
+        soon: bool = False,
     ) -> None:
-        """Leave what a next launcher needs to go on; `pid` 0: the ranks are not there, or to be ended."""
+        """Leave what a next launcher needs to go on; without a step the ranks are not there, or to be ended."""
         if self._handover is None:
             return
         chosen = {facts.name for facts in (*layout.launch.nodes, *layout.launch.spares)}
         state = AttemptState(
             launch=layout.launch,
-            pid=pid,
+            runs=step is not None,
+            pid=step.pid if step else 0,
             began=began,
             begun=self._begun,
             code=code,
@@ -211,9 +218,10 @@ class Supervisor:
         self._said = ""
         self._reporter.begin(layout, self._hangs.told_s)
         began = self._clock.monotonic()
-        self._leave(layout, began, 0)
-        self._step = self._backend.start_ranks(layout.launch, self._spec.command)
-        self._leave(layout, began, self._step.pid)
+        self._leave(layout, began)
+        token = self._agents.token(self._attempt)
+        self._step = self._backend.start_ranks(layout.launch, self._spec.command, token)
+        self._leave(layout, began, self._step)
         self._reporter.acted()
         self._reporter.enter(Phase.RUNNING)
         return _Running(layout, self._step, began)
@@ -224,7 +232,7 @@ class Supervisor:
             self._listen()
             if self._has_stepped:
                 self._has_stepped = False
-                self._leave(running.layout, running.began, running.step.pid, soon=True)
+                self._leave(running.layout, running.began, running.step, soon=True)
             self._pass_signals(running)
             verdict = self._decided(running)
             if verdict.move is NextMove.DROP_SPARES:
@@ -261,7 +269,7 @@ class Supervisor:
         code = running.step.exit_code()
         if code is not None and running.exited_at is None:
             running.exited_at = now
-            self._leave(running.layout, running.began, running.step.pid, code=code)
+            self._leave(running.layout, running.began, running.step, code=code)
             self._agents.ask_at(now + self._policy.settle_s)
         told = self._ending.name if self._ending else ""
         outside = self._slurm.look(code, told, gained=self._history.gained)
@@ -351,7 +359,7 @@ class Supervisor:
         said = f"{verdict.because}: starting the ranks again"
         self._events.event("relaunch", said, lost=verdict.lost, because=verdict.because)
         self._reporter.enter(Phase.RECOVERING, verdict.because)
-        self._leave(running.layout, running.began, 0)
+        self._leave(running.layout, running.began)
         self._while_listening(running.step.kill)
         if is_new:
             self._history.note(verdict.cause or Cause.UNKNOWN, verdict.code, self._clock.monotonic())
@@ -389,7 +397,7 @@ class Supervisor:
         said = f"{verdict.because}: waiting for a rescue"
         self._events.event("stranded", said, lost=verdict.lost, because=verdict.because)
         self._reporter.enter(Phase.STRANDED, verdict.because)
-        self._leave(running.layout, running.began, 0)
+        self._leave(running.layout, running.began)
         self._while_listening(running.step.kill)
 
     def _rescued(self, lost: Collection[NodeName]) -> list[NodeName]:
