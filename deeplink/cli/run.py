@@ -281,6 +281,11 @@ def command(  # noqa: PLR0913 - one for each option
     COMMAND is started once per rank, ranks are ordered along the fabric, and signals and the exit code passed on.
     When a node goes silent the ranks start again on the nodes that are left and a spare, under the same job id.
     """
+    link = None
+    if local is None and not dry_run and "SLURM_JOB_ID" in os.environ:
+        from deeplink.scheduler.launch.launcher_process import ParentLink
+
+        link = ParentLink.of_this_process(os.environ)  # this goes on in a child, and in another where it is killed
     from deeplink.ops.topology_reading import site_of
     from deeplink.scheduler.launch.job import passed_on, run_job
     from deeplink.scheduler.launch.launch_spec import LaunchSpec, check_spread, gpu_options, ranks_of
@@ -321,7 +326,7 @@ def command(  # noqa: PLR0913 - one for each option
     if dry_run:
         _print_plan(backend, order, site, as_json=as_json)
         return 0
-    return run_job(backend, order, config, policy=recovery.policy(), site=site, as_json=as_json)
+    return run_job(backend, order, config, policy=recovery.policy(), site=site, as_json=as_json, link=link)
 
 
 def _served_paths(names: str | None, config: Config, inside: _ContainerOptions) -> dict[str, str]:

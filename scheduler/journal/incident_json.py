@@ -23,6 +23,7 @@ HOUR_S = 3600.0
 _GOES_ON = frozenset(
     {
         IncidentKind.STRAGGLER,
+        IncidentKind.LAUNCHER_RESTARTED,
         IncidentKind.NODE_SICK,
         IncidentKind.SLURMD_LOST,
         IncidentKind.STORAGE_FROZEN,

@@ -1,5 +1,6 @@
 """Starting and supervising a job's agents and ranks inside one allocation.
 
 Other packages import: `agent_monitor`, `agent_pool`, `backend`, `container`, `environment`, `job`,
-`launch_spec`, `local_backend`, `shared_network`, `process`, `slurm_backend`, `srun`, `srun_shim`.
+`launcher_process`, `launch_spec`, `local_backend`, `shared_network`, `process`, `slurm_backend`, `srun`,
+`srun_shim`.
 """

@@ -64,7 +64,8 @@ class AgentPool:
         folder: Path | None = None,
     ) -> None:
         """`folder` is the job's, where agents find the list of them all; None: they are told of no others."""
-        self._step, self._token, self._clock, self._restarts = step, token, clock, restarts
+        self.token = token  # of an attempt: what its agents take from then on
+        self._step, self._clock, self._restarts = step, clock, restarts
         self._nodes: dict[NodeName, AgentMonitor] = {}
         self._members = None if folder is None else MemberList(folder, clock)
         self._leaves, self._are_as_before = GatherPoll(), False  # whether the leaves have the agents as they are
@@ -162,6 +163,11 @@ class AgentPool:
         if self._members is not None:
             self._members.outdated()
 
+    def adopt(self, facts: Iterable[NodeFacts]) -> None:
+        """Go on with agents that came up under a launcher before this one."""
+        for one in facts:
+            self._admit(one)
+
     def readdress(self, facts: Mapping[NodeName, NodeFacts]) -> None:
         """Reach these nodes, which came up, by other addresses from here on."""
         for name, one in facts.items():
@@ -220,7 +226,7 @@ class AgentPool:
         # Without somebody who starts agents again, one that is gone is as good as its node.
         deserted = self._restarts.deserted if self._restarts is not None else frozenset(self._nodes)
         members = "" if self._members is None else self._members.value(lambda: self.facts)
-        token = self._token(attempt)
+        token = self.token(attempt)
         for one in self._nodes.values():
             one.token = token
             if stall > STALL_S:

@@ -9,7 +9,7 @@ from deeplink.core.errors import DeepLinkError
 from deeplink.core.text import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
     from signal import Signals
 
@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.environment import Launch, NodeFacts
     from deeplink.scheduler.launch.event_log import EventLog
     from deeplink.scheduler.launch.launch_spec import Granted, LaunchSpec
+    from deeplink.scheduler.launch.process import StartedAgents, StarterProcess
+    from deeplink.scheduler.launch.run_state import Handover
     from deeplink.scheduler.recovery.rank_failure import Failed
     from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
     from deeplink.scheduler.topology.graph import Fabric
+
+    EndOf = Callable[[int], int | None]  # how a process ended, by its id; None while it runs
 
 OVER_S = 1.0  # with so little time left the limit has been reached
 _PORTS = range(20_000, 32_000)  # below Linux's ephemeral ports, which the kernel gives to whoever connects
@@ -90,6 +94,11 @@ class AgentStep(Protocol):
 class RankStep(Protocol):
     """The ranks of one attempt."""
 
+    @property
+    def pid(self) -> int:
+        """The process that started them, for `Backend.adopt_ranks`; 0 where none did."""
+        return 0
+
     def exit_code(self) -> int | None:
         """Return how the step ended (128 + n for signal n; of failed ranks the first one's code); None before."""
         ...
@@ -134,9 +143,22 @@ class Backend(Protocol):
         """Start one agent on every node, or again on these, at the ports of those that were there."""
         ...
 
-    def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
-        """Start the ranks of an attempt in the launch's order."""
+    def start_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep:
+        """Start the ranks of an attempt in the launch's order; `token` is the attempt's, which its agents take."""
         ...
+
+    def adopt_ranks(
+        self, launch: Launch, command: Sequence[str], token: str, starter: StarterProcess | None
+    ) -> RankStep | None:
+        """Return the ranks that an earlier launcher of this run started so; None where they cannot be had.
+
+        `starter` is the process that it started them by (`RankStep.pid`), where it did so by one.
+        """
+        ...
+
+    def adopt_agents(self, started: StartedAgents, end_of: EndOf) -> AgentStep:  # noqa: ARG002 - for the others
+        """Go on with agents that a launcher before this one started; `end_of` tells how its processes ended."""
+        raise LaunchError(f"{self.name}: no launcher is started again here")
 
     def rank_command(self, launch: Launch, command: Sequence[str]) -> list[str]:
         """Return what `start_ranks` would execute, for people."""
@@ -192,6 +214,7 @@ class RunContext:
     clock: Clock
     spec: LaunchSpec
     policy: RelaunchPolicy
+    handover: Handover | None = None  # None where no launcher is started again
 
 
 # Errors of starting agents and ranks.

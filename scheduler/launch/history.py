@@ -129,6 +129,10 @@ class History:
         self.before = IncidentKind(kept["ended"]) if kept["ended"] else None
         self.setbacks, self.progress.best, self.progress.fruitless = setbacks, best, len(setbacks)
 
+    def go_on(self, progress: Progress, setbacks: Iterable[Setback], relaunches: int) -> None:
+        """Take over what another launcher of this run knew when it died."""
+        self.progress, self.setbacks, self.relaunches = progress, [*setbacks], relaunches
+
     @property
     def gained(self) -> bool:
         """Whether a newer step than before this run was reported."""

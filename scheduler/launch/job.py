@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 from collections import deque
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.errors import DeepLinkError
 from deeplink.core.private import private_folder
 from deeplink.core.publish import BY_FILE, leave_members, standard_output_file
 from deeplink.rpc.tokens import new_token, token_of
@@ -18,6 +21,7 @@ from deeplink.scheduler.launch.agent_pool import AgentPool, AgentRestart
 from deeplink.scheduler.launch.backend import LaunchError, NodesLostError, RunContext
 from deeplink.scheduler.launch.ending import Ending
 from deeplink.scheduler.launch.event_log import EventLog, EventSink, to_journal, to_watchdog
+from deeplink.scheduler.launch.run_state import Handover
 from deeplink.scheduler.launch.shared_network import fabric_below, found_network, with_domains, with_hcas
 from deeplink.scheduler.launch.status_reporter import StatusReporter
 from deeplink.scheduler.launch.supervise import ENDING, FORWARDED, Supervisor
@@ -31,8 +35,10 @@ if TYPE_CHECKING:
     from deeplink.core.config import Config
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.launch_spec import LaunchSpec
+    from deeplink.scheduler.launch.launcher_process import ParentLink
     from deeplink.scheduler.launch.shared_network import SiteFabric
 
+log = logging.getLogger(__name__)
 
 SITE_VARIABLE = "DEEPLINK_SITE_MEMBERS"
 
@@ -69,66 +75,103 @@ def run_job(
     policy: RelaunchPolicy | None = None,
     site: SiteFabric | None = None,
     as_json: bool = False,
+    link: ParentLink | None = None,
 ) -> int:
-    """Run the ranks on the allocation and return the exit code. Must be called from the main thread."""
+    """Run the ranks on the allocation and return the exit code. Must be called from the main thread.
+
+    With a `link` to a parent, which starts another launcher when this one dies: goes on where one before it was,
+    and an error of ours ends this process and not the ranks.
+    """
     clock, policy = clock or SystemClock(), policy or RelaunchPolicy()
-    secret = new_token()
+    secret = new_token() if link is None else link.greeted().secret
     signals: deque[signal.Signals] = deque(maxlen=64)
     with ExitStack() as stack:
         # First and last: a signal must not end us alone, neither while agents start nor while they are ended.
-        stack.enter_context(_forwarding(signals))
+        if link is None:
+            stack.enter_context(_forwarding(signals))
+        else:
+            link.forward(signals)
         stack.enter_context(own_files_private())
         events = _event_log(backend, config, clock, as_json=as_json)
         stack.callback(events.close)
-        events.event(
-            "job-started",
-            job=backend.job,
-            restart=backend.restart,
-            nodes=backend.nodes,
-            backend=backend.name,
-            output=standard_output_file(),
-        )
+        handover = None if link is None else Handover(link, backend.folder)
+        if link is not None and link.is_last and (handover is None or handover.attempt is None):
+            raise LaunchError(
+                f"signal {link.died or 0:d} ended the launcher again and again, before the ranks were started",
+                "What else runs on the batch host? `dmesg` there tells whether memory ran out.",
+                exit_code=128 + (link.died or 0),
+            )
+        if handover is None or handover.before is None:
+            events.event(
+                "job-started",
+                job=backend.job,
+                restart=backend.restart,
+                nodes=backend.nodes,
+                backend=backend.name,
+                output=standard_output_file(),
+            )
         restarts = None  # without Slurm a node is its processes: no machine could live on without its agent
         if backend.can_requeue:
             restarts = AgentRestart(lambda before: backend.start_agents(secret, before), clock)
-        agents = AgentPool(
-            backend.start_agents(secret), partial(token_of, secret), clock, restarts, backend.folder
-        )
+        step = backend.start_agents(secret) if handover is None else handover.agents(backend)
+        agents = AgentPool(step, partial(token_of, secret), clock, restarts, backend.folder)
         stack.callback(agents.close)
+        run = RunContext(backend, agents, events, clock, spec, policy, handover)
+        with nullcontext() if handover is None else _dying_alone():
+            code = _supervised(run, config, site, signals, stack)
+        if handover is not None:
+            handover.remove()
+        return code
 
-        def told_to_end() -> bool:
-            return bool(ENDING & {*signals})
 
+def _supervised(
+    run: RunContext,
+    config: Config,
+    site: SiteFabric | None,
+    signals: deque[signal.Signals],
+    stack: ExitStack,
+) -> int:
+    """Start the ranks once the agents are there, and return the run's exit code; `stack` ends what is left."""
+    backend, agents, events, spec = run.backend, run.agents, run.events, run.spec
+
+    def told_to_end() -> bool:
+        return bool(ENDING.intersection([*signals]))  # a copy: a thread may add to them
+
+    before = None if run.handover is None else run.handover.attempt
+    if before is not None:
+        agents.adopt(before.facts)
+    else:
         try:
             gathered = agents.gather(
                 backend.nodes,
                 spec.fewest or spec.count,
                 logs=str(backend.folder / "agents.log"),
                 told_to_end=told_to_end,
-                unheard=Unheard(backend.unheard, clock, spec.strand_timeout_s),
+                unheard=Unheard(backend.unheard, run.clock, spec.strand_timeout_s),
             )
         except NodesLostError as lost:
-            run = RunContext(backend, agents, events, clock, spec, policy)
             ending = Ending(run, StatusReporter(run), told_to_end)
             return ending.lose_before_the_start(lost.missing, str(lost))
         if not gathered:
-            code = 128 + next(number for number in signals if number in ENDING)
+            code = 128 + next(number for number in [*signals] if number in ENDING)
             events.event("ended", "told to end before the ranks were started", code=code)
             return code
-        facts = with_hcas(found_network(agents.facts, config.interface, events), site)
-        addresses = {node: one.topology_address for node, one in facts.items()}
-        fabric = fabric_below(addresses, site, backend.fabric)
-        agents.readdress(with_domains(facts, fabric))
-        passed = _by_file(spec.passed_on, backend.folder)
-        spec = replace(spec, fabric=fabric, folder=backend.folder, passed_on=passed)
-        supervisor = Supervisor(RunContext(backend, agents, events, clock, spec, policy), signals)
-        stack.callback(supervisor.close)
+        agents.readdress(with_hcas(found_network(agents.facts, config.interface, events), site))
+    facts = agents.facts
+    addresses = {node: one.topology_address for node, one in facts.items()}
+    fabric = fabric_below(addresses, site, backend.fabric)
+    agents.readdress(with_domains(facts, fabric))
+    passed = _by_file(spec.passed_on, backend.folder)
+    spec = replace(spec, fabric=fabric, folder=backend.folder, passed_on=passed)
+    supervisor = Supervisor(replace(run, spec=spec), signals)
+    stack.callback(supervisor.close)
+    if before is None:
         ready = {node: {"address": one.address, "pid": one.pid} for node, one in agents.facts.items()}
         events.event("agents-ready", agents=ready)
-        code = supervisor.run()
-        if not supervisor.has_lost:
-            backend.ended_whole()
-        return code
+    code = supervisor.run()
+    if not supervisor.has_lost:
+        backend.ended_whole()
+    return code
 
 
 def _event_log(backend: Backend, config: Config, clock: Clock, *, as_json: bool) -> EventLog:
@@ -141,6 +184,20 @@ def _event_log(backend: Backend, config: Config, clock: Clock, *, as_json: bool)
     if (deliver := to_watchdog(config)) is not None:
         sinks.append(EventSink(deliver, "beat", clock))
     return EventLog(backend.folder, clock, sinks, as_json=as_json)
+
+
+@contextmanager
+def _dying_alone() -> Iterator[None]:
+    """Have an error that is none on purpose end this process at once, and nothing of what it has started."""
+    # By a signal, for an exit code may be a rank's: the parent starts another launcher, which goes on.
+    try:
+        yield
+    except DeepLinkError:
+        raise
+    except Exception:
+        log.exception("an error in the launcher, which is started again")
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise
 
 
 @contextmanager

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from signal import Signals
 
     from deeplink.core.types import Attempt
+    from deeplink.scheduler.launch.process import StarterProcess
 
 MPIEXEC = "mpiexec"
 
@@ -71,7 +72,13 @@ class LocalBackend(Backend):
         return python_command("deeplink.scheduler.launch.rank", "--", *command)
 
     @override
-    def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
+    def adopt_ranks(
+        self, launch: Launch, command: Sequence[str], token: str, starter: StarterProcess | None
+    ) -> RankStep | None:
+        return None
+
+    @override
+    def start_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep:
         if launch.recipe.mpi and shutil.which(MPIEXEC, path=self.env.get("PATH")) is None:
             remedy = (
                 "Install an MPI (Debian: mpich; pip: mpich). Inside a Slurm job srun starts the ranks without."
@@ -132,7 +139,7 @@ class LocalAgents(AgentProcesses):
             where = ["--bind", "127.0.0.1:0", "--name", node, "--store", str(store)]
             commands.append(python_command("deeplink", "node", "--job", *where))
         logfile = backend.folder / "agents.log"
-        super().__init__(commands, backend.env, secret=secret, logfile=logfile, count=len(nodes))
+        super().__init__(commands, backend.env, secret=secret, logfile=logfile)
 
     @override
     def abandon(self) -> None:

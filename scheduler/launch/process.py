@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import queue
 import signal
 import sys
+import tempfile
 import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from deeplink.scheduler.launch.backend import AgentStep
+from deeplink.scheduler.launch.backend import AgentStep, RankStep
 from deeplink.scheduler.launch.environment import NodeFacts
+from deeplink.scheduler.recovery.rank_failure import Failed
 from deeplink.scheduler.slurm import command as processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
+
+    from deeplink.scheduler.launch.backend import EndOf
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +34,8 @@ KILL_WAIT_S = (
 )
 LONGEST_WORDS = 2048  # bytes
 OUR_WORDS = "deeplink: "  # before what ended a program of ours
+UNTOLD_S = 1.0  # how long the word on how a process ended may take after its end
+_MOST_SAID = 16 << 20  # bytes of announcements: a node says one line, some 1 KiB
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
@@ -50,7 +57,70 @@ def last_line(log_file: Path, start: int) -> str:
     return next((line for line in said if line.startswith(OUR_WORDS)), next(iter(said), ""))
 
 
-def abandon_process(process: processes.Process[bytes]) -> None:
+class AdoptedProcess:
+    """A process that a launcher before this one started: the parent of both reaps it, and tells how it ended."""
+
+    def __init__(self, pid: int, end_of: EndOf) -> None:
+        if pid <= 1:  # to a signal that would be our own group, or everybody
+            raise ValueError(f"{pid} is no process of ours")
+        self.pid, self._end_of = pid, end_of
+        self.returncode: int | None = None
+        self._missed_at: float | None = None
+
+    def poll(self) -> int | None:
+        """Return how it ended, as `Popen.poll` does; as killed where nobody can say."""
+        if self.returncode is None:
+            self.returncode = self._end_of(self.pid)
+        if self.returncode is None and not Path(f"/proc/{self.pid}").exists():
+            self._missed_at = self._missed_at or time.monotonic()
+            if time.monotonic() - self._missed_at > UNTOLD_S:
+                self.returncode = -signal.SIGKILL
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Return the same once it has ended."""
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() >= deadline:
+                raise processes.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, where it runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+class NoRanks(RankStep):
+    """The ranks of an attempt that has none: its launcher died as it was about to start them, or ended them."""
+
+    @override
+    def exit_code(self) -> int:
+        return 128 + signal.SIGKILL
+
+    @override
+    def failed(self) -> Failed:
+        return Failed()
+
+    @override
+    def send(self, number: signal.Signals) -> None:
+        """There is nobody to hear it."""
+
+    @override
+    def abandon(self) -> None:
+        """There is nothing to let go of."""
+
+    @override
+    def kill(self) -> None:
+        """There is nothing to end."""
+
+
+StarterProcess = processes.Process[bytes] | AdoptedProcess
+
+
+def abandon_process(process: StarterProcess) -> None:
     """Kill a process group at once, so that an srun has no time to ask Slurm for the end of its step."""
     # Its step's number may belong to a newer run of the job by now, which Slurm would end in its place.
     if process.poll() is None:
@@ -58,7 +128,7 @@ def abandon_process(process: processes.Process[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def end_process(process: processes.Process[bytes]) -> None:
+def end_process(process: StarterProcess) -> None:
     """End a process group: ask, wait a moment, insist; returns in bounded time whatever the kernel does."""
     for number, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, KILL_WAIT_S)):
         if process.poll() is not None:
@@ -72,7 +142,7 @@ def end_process(process: processes.Process[bytes]) -> None:
             log.info("pid %d is still there %.1f s after %s", process.pid, wait_s, number.name)
 
 
-def end_all(running: Iterable[processes.Process[bytes]]) -> None:
+def end_all(running: Iterable[StarterProcess]) -> None:
     """End process groups, all at once."""
     enders = [threading.Thread(target=end_process, args=(process,), daemon=True) for process in running]
     for ender in enders:
@@ -81,40 +151,71 @@ def end_all(running: Iterable[processes.Process[bytes]]) -> None:
         ender.join()
 
 
+@dataclass(frozen=True, slots=True)
+class StartedAgents:
+    """What is needed to go on with agents that another process started."""
+
+    pids: tuple[int, ...]  # of their starters
+    said: str  # the file of their announcements
+    log_start: int  # where their part of the log file begins
+
+
 class AgentProcesses(AgentStep):
-    """Agents below processes of ours: the secret goes in by standard input, the announcements come out."""
+    """Agents below processes of ours: the secret goes in by standard input, the announcements into a file.
+
+    A file, for a pipe would end with us: agents outlive their launcher. With `adopted` none is started.
+    """
 
     def __init__(
-        self, commands: Iterable[Sequence[str]], env: Mapping[str, str], *, secret: str, logfile: Path, count: int
+        self,
+        commands: Iterable[Sequence[str]],
+        env: Mapping[str, str],
+        *,
+        secret: str,
+        logfile: Path,
+        adopted: tuple[StartedAgents, EndOf] | None = None,
     ) -> None:
-        self._said: queue.Queue[NodeFacts] = queue.Queue(maxsize=count)  # each says one line
-        self._logfile = logfile
-        with logfile.open("ab") as errors:
-            self._log_start = errors.tell()
-            pipe = processes.PIPE
-            self._processes = [
-                processes.spawn(argv, env=env, stdin=pipe, stdout=pipe, stderr=errors) for argv in commands
+        self._logfile, self._read_to = logfile, 0
+        self._processes: list[StarterProcess]
+        if adopted is not None:
+            self.started, end_of = adopted
+            self._processes = [AdoptedProcess(pid, end_of) for pid in self.started.pids]
+            return
+        said, path = tempfile.mkstemp(prefix="announced-", dir=logfile.parent)
+        with logfile.open("ab") as errors, os.fdopen(said, "wb") as output:
+            log_start = errors.tell()
+            running = [
+                processes.spawn(argv, env=env, stdin=processes.PIPE, stdout=output, stderr=errors)
+                for argv in commands
             ]
-        for process in self._processes:
-            threading.Thread(target=self._read, args=(process,), name="deeplink-announced", daemon=True).start()
+        self._processes = [*running]
+        self.started = StartedAgents(tuple(process.pid for process in running), path, log_start)
+        for process in running:
             if process.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):  # it failed at once; `ended` will tell
                     process.stdin.write(f"{secret}\n".encode())
                     process.stdin.flush()
 
-    def _read(self, process: processes.Process[bytes]) -> None:
-        for line in process.stdout or ():
-            try:
-                self._said.put_nowait(NodeFacts.announced(line))
-            except (ValueError, TypeError, queue.Full):
-                log.warning("not an announcement: %.200r", line)
-
     @override
     def announced(self) -> list[NodeFacts]:
+        try:
+            with Path(self.started.said).open("rb") as file:
+                file.seek(self._read_to)
+                whole = file.read(_MOST_SAID).rpartition(b"\n")[0]
+        except FileNotFoundError:  # they were let go of
+            return []
+        except OSError as problem:
+            log.warning("announcements: %s", problem)
+            return []
+        if not whole:
+            return []
+        self._read_to += len(whole) + 1
         found: list[NodeFacts] = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.append(self._said.get_nowait())
+        for line in whole.split(b"\n"):
+            try:
+                found.append(NodeFacts.announced(line))
+            except (ValueError, TypeError):
+                log.warning("not an announcement: %.200r", line)
         return found
 
     @override
@@ -124,17 +225,23 @@ class AgentProcesses(AgentStep):
 
     @override
     def last_words(self) -> str:
-        return last_line(self._logfile, self._log_start)
+        return last_line(self._logfile, self.started.log_start)
 
     @override
     def abandon(self) -> None:
         for process in self._processes:
             abandon_process(process)
+        self._forget()
 
     @override
     def stop(self) -> None:
         end_all(self._processes)
         for process in self._processes:
-            for pipe in filter(None, (process.stdin, process.stdout)):
+            if not isinstance(process, AdoptedProcess) and process.stdin is not None:
                 with contextlib.suppress(OSError):
-                    pipe.close()
+                    process.stdin.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        with contextlib.suppress(OSError):
+            Path(self.started.said).unlink(missing_ok=True)

@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.core.types import Attempt, NodeName
-    from deeplink.scheduler.launch.backend import AgentStep, RankStep
+    from deeplink.scheduler.launch.backend import AgentStep, EndOf, RankStep
     from deeplink.scheduler.launch.environment import NodeFacts
+    from deeplink.scheduler.launch.process import StartedAgents, StarterProcess
     from deeplink.scheduler.slurm.parse import JobAddress, JobRow, NodeRow
     from deeplink.scheduler.topology.graph import Fabric
 
@@ -152,13 +153,20 @@ class SlurmBackend(Backend):
         elif passed := self._step_ids.let_pass(self._empty_step):
             log.info("let %d step numbers pass that an earlier run may still be signalled under", passed)
         nodes = tuple(again or self.nodes)
-        count = len(nodes)
         argv = [*self._agent_step(nodes, "deeplink-agents"), "--ntasks-per-node=1"]
         argv += python_command("deeplink", "node", "--job", "--bind", "0.0.0.0:0")
         env = step_environment(self.env, resources=False)
         if again is not None:
             env |= {SEATS_VARIABLE: str(leave_seats(self.folder, again))}
-        return SlurmAgents(argv, env, secret=secret, logfile=self.folder / "agents.log", count=count, gone=gone)
+        return SlurmAgents(argv, env, secret=secret, logfile=self._agents_log, gone=gone)
+
+    @override
+    def adopt_agents(self, started: StartedAgents, end_of: EndOf) -> AgentStep:
+        return SlurmAgents((), {}, secret="", logfile=self._agents_log, adopted=(started, end_of))
+
+    @property
+    def _agents_log(self) -> Path:
+        return self.folder / "agents.log"
 
     def _agent_step(self, nodes: Sequence[NodeName], name: str) -> list[str]:
         """Return the start of the srun of a step of one task per node, beside the ranks."""
@@ -214,7 +222,16 @@ class SlurmBackend(Backend):
         return gpu_options(self.granted, started, starters=launch.starters, by_user=self.srun_options)
 
     @override
-    def start_ranks(self, launch: Launch, command: Sequence[str]) -> RankStep:
+    def start_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep:
+        return self._ranks(launch, command)
+
+    @override
+    def adopt_ranks(
+        self, launch: Launch, command: Sequence[str], token: str, starter: StarterProcess | None
+    ) -> RankStep | None:
+        return None if starter is None else self._ranks(launch, command, starter)
+
+    def _ranks(self, launch: Launch, command: Sequence[str], adopted: StarterProcess | None = None) -> SlurmRanks:
         hosts = self.folder / f"hosts.{launch.attempt}"
         each = zip(launch.nodes, launch.started, strict=True)
         hosts.write_text("".join(f"{facts.node}\n" * count for facts, count in each), encoding="utf-8")
@@ -223,7 +240,7 @@ class SlurmBackend(Backend):
         env |= {"SLURM_HOSTFILE": str(hosts), LAUNCH_VARIABLE: leave_launch(launch, self.folder)}
         argv = [self._srun(), *self.rank_command(launch, command)[1:]]
         step = OwnStep(self.job, self.address or self.slurm.job(self.job).address, _step_name(launch))
-        return SlurmRanks(argv, env, self.slurm, step, self._step_ids.note, restart=self.restart)
+        return SlurmRanks(argv, env, self.slurm, step, self._step_ids.note, restart=self.restart, adopted=adopted)
 
     @property
     def _step_ids(self) -> StepIds:

@@ -11,6 +11,7 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from typing_extensions import override
@@ -29,10 +30,11 @@ from deeplink.scheduler.slurm.sbatch_options import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from deeplink.core.clock import Clock
     from deeplink.core.types import NodeName
+    from deeplink.scheduler.launch.backend import EndOf
+    from deeplink.scheduler.launch.process import StartedAgents, StarterProcess
     from deeplink.scheduler.slurm.client import Slurm
     from deeplink.scheduler.slurm.parse import JobAddress
 
@@ -155,11 +157,11 @@ class SlurmAgents(AgentProcesses):
         *,
         secret: str,
         logfile: Path,
-        count: int,
-        gone: frozenset[NodeName],
+        gone: frozenset[NodeName] = frozenset(),
+        adopted: tuple[StartedAgents, EndOf] | None = None,
     ) -> None:
         self.gone = gone
-        super().__init__([argv], env, secret=secret, logfile=logfile, count=count)
+        super().__init__([argv], env, secret=secret, logfile=logfile, adopted=adopted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,26 @@ class OwnStep:
     job: int  # its raw id
     address: JobAddress  # how commands that change the job name it
     name: str
+
+
+def unbroken_pipe() -> tuple[int, int]:
+    """Return the ends of a pipe; what writes to it reads it as well, so that it outlives the reader here.
+
+    A later reader finds it as the writer's standard error (`errors_of`). While there is none, it fills up.
+    """
+    read, write = os.pipe()
+    try:
+        return read, os.open(f"/proc/self/fd/{write}", os.O_RDWR)
+    finally:
+        os.close(write)
+
+
+def errors_of(pid: int) -> IO[bytes]:
+    """Return what a process has written to its `unbroken_pipe`, and will; nothing where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/fd/2").open("rb", buffering=0)
+    except OSError:
+        return Path(os.devnull).open("rb", buffering=0)
 
 
 class SlurmRanks(RankStep):
@@ -190,6 +212,7 @@ class SlurmRanks(RankStep):
         *,
         restart: int,
         clock: Clock | None = None,
+        adopted: StarterProcess | None = None,
     ) -> None:
         self._argv, self._env, self._noted = tuple(argv), env, noted
         self._slurm, self._clock = slurm, clock or SystemClock()
@@ -201,13 +224,25 @@ class SlurmRanks(RankStep):
         self._looking: threading.Thread | None = None
         self._may_begin = self._is_elsewhere = False  # what was found
         self._tries = True  # whether it may be tried again: nobody has ended us yet
-        self._begin()
+        self._begin(adopted)
 
-    def _begin(self) -> None:
-        self._process = processes.spawn(self._argv, env=self._env, stderr=processes.PIPE)
-        if self._process.stderr is None:
-            raise AssertionError("a pipe was asked for")
-        self._watcher = FailureWatcher(self._process.stderr)
+    @property
+    @override
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _begin(self, adopted: StarterProcess | None = None) -> None:
+        self._process: StarterProcess
+        if adopted is not None:
+            self._process, errors = adopted, errors_of(adopted.pid)
+        else:
+            read, write = unbroken_pipe()
+            try:
+                self._process = processes.spawn(self._argv, env=self._env, stderr=write)
+            finally:
+                os.close(write)
+            errors = os.fdopen(read, "rb", buffering=0)
+        self._watcher = FailureWatcher(errors)
         threading.Thread(target=self._note, name="deeplink-step", daemon=True).start()
 
     def _try_again(self) -> bool:

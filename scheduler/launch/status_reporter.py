@@ -65,6 +65,16 @@ def points_of(reports: Iterable[common_pb2.Progress]) -> list[ProgressPoint]:
     ]
 
 
+def _facts_of(layout: RankLayout) -> dict[str, object]:
+    return {
+        "nodes": layout.active,
+        "spares": layout.resting,
+        "world_size": layout.launch.world_size,
+        "ring_crossings": layout.crossings,
+        "ring_crossings_stock": layout.crossings_stock,
+    }
+
+
 class StatusReporter:
     """Keeps and reports the state of a job: about once a second, and at once when something happened."""
 
@@ -93,15 +103,8 @@ class StatusReporter:
 
     def begin(self, layout: RankLayout, step_timeout_s: float) -> None:
         """A new attempt is about to be started on this layout."""
-        launch = layout.launch
+        launch, where = layout.launch, _facts_of(layout)
         self._held_back.clear()
-        where: dict[str, object] = {
-            "nodes": layout.active,
-            "spares": layout.resting,
-            "world_size": launch.world_size,
-            "ring_crossings": layout.crossings,
-            "ring_crossings_stock": layout.crossings_stock,
-        }
         self.describe(attempt=launch.attempt, step_timeout_s=step_timeout_s, **where)
         self._events.event(
             "attempt-started",
@@ -112,6 +115,12 @@ class StatusReporter:
             groups_cut=layout.cut_by_size,
             master=f"{launch.master_address}:{launch.master_port}",
         )
+
+    def take_over(self, layout: RankLayout, incident: Incident | None, because: str, quiet_s: float) -> None:
+        """Go on with an attempt and its open incident; that its launcher died is an incident that is over."""
+        self.describe(attempt=layout.launch.attempt, phase=Phase.RUNNING, **_facts_of(layout))
+        self.incident = incident
+        self._report([self._over(self._begun(IncidentKind.LAUNCHER_RESTARTED, None, because, quiet_s))], now=True)
 
     def note_first_step(self, step: int | None, repeated: int) -> None:
         """The attempt reports its first step, and does so many again: what it was started for is over."""

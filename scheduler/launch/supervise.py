@@ -13,15 +13,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from deeplink.core.text import counted
+from deeplink.scheduler.launch import parent
 from deeplink.scheduler.launch.ending import TICK_S, Ending, RequeueWait
 from deeplink.scheduler.launch.hangs import Hangs
 from deeplink.scheduler.launch.history import History, Progress, file_of
 from deeplink.scheduler.launch.launch_spec import RankLayout, lay_out
+from deeplink.scheduler.launch.process import NoRanks
+from deeplink.scheduler.launch.run_state import AttemptState
 from deeplink.scheduler.launch.slurm_monitor import NodesPoller, SlurmMonitor
 from deeplink.scheduler.launch.status_reporter import StatusReporter, first_attempt, note_attempt, points_of
 from deeplink.scheduler.recovery.rank_failure import Cause
 from deeplink.scheduler.recovery.records import Action, IncidentKind, IncidentOutcome, Phase
 from deeplink.scheduler.recovery.relaunch import (
+    AGAIN_CODE,
     AttemptEvidence,
     AttemptVerdict,
     NextMove,
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 
     from deeplink.core.types import NodeName
     from deeplink.scheduler.launch.backend import RankStep, RunContext
+    from deeplink.scheduler.launch.run_state import Handover
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -67,7 +72,7 @@ class Supervisor:
 
     def __init__(self, run: RunContext, signals: deque[signal.Signals]) -> None:
         self._backend, self._agents, self._events, self._clock = run.backend, run.agents, run.events, run.clock
-        self._spec, self._policy, self._signals = run.spec, run.policy, signals
+        self._spec, self._policy, self._signals, self._handover = run.spec, run.policy, signals, run.handover
         self._reporter = StatusReporter(run)
         self._nodes = NodesPoller(run.backend, run.clock)
         self._rescue = RequeueWait(run, self._nodes)
@@ -84,6 +89,7 @@ class Supervisor:
         self._said = ""
         self._boots: dict[NodeName, str] = {}
         self._step: RankStep | None = None
+        self._has_stepped = False  # the attempt has come to its first step since that was last looked at
         self.has_lost = False  # whether a node was lost, or was out of reach at the end
 
     def close(self) -> None:
@@ -94,14 +100,18 @@ class Supervisor:
     @property
     def ending(self) -> signal.Signals | None:
         """The signal that told us to end, if one did."""
-        return next((number for number in self._signals if number in ENDING), self._ending)
+        return next((number for number in [*self._signals] if number in ENDING), self._ending)
 
     def run(self) -> int:
         """Return the exit code of the whole run, once it has ended."""
         self._usable = list(self._agents.facts)
-        running = self._start(self._usable)
+        given: AttemptVerdict | None = None
+        if self._handover is not None and (before := self._handover.attempt) is not None:
+            running, given = self._take_over(self._handover, before)
+        else:
+            running = self._start(self._usable)
         while True:
-            verdict = self._watch(running)
+            verdict, given = given or self._watch(running), None
             if verdict.move not in {NextMove.RELAUNCH, NextMove.STRANDED}:
                 return self._finish(running, verdict)
             chosen: list[NodeName] = []
@@ -119,6 +129,71 @@ class Supervisor:
             self._attempt = replace(self._attempt, relaunch=self._attempt.relaunch + 1)
             self._history.relaunches += 1
             running = self._start(chosen, running.layout.active)
+
+    def _take_over(self, handover: Handover, before: AttemptState) -> tuple[_Running, AttemptVerdict | None]:
+        """Go on with the attempt of a launcher that died; a verdict where something is to be done at once."""
+        launch = before.launch
+        self._attempt, self._begun, self._usable = launch.attempt, before.begun, [*before.usable]
+        self._boots, self.has_lost = dict(before.boots), before.has_lost
+        self._history.go_on(before.progress, before.setbacks, before.relaunches)
+        self._progress = before.progress
+        self._hangs.begin(launch)
+        self._slurm.begin()
+        layout = RankLayout(
+            launch=launch,
+            crossings=before.crossings,
+            crossings_stock=before.crossings_stock,
+            groups=self._spec.groups,
+        )
+        link = handover.link
+        said = f"signal {link.died or 0:d} ended the launcher, and it was started again"
+        self._reporter.take_over(layout, before.incident, said, max(0.0, self._clock.monotonic() - link.died_at))
+        token = self._agents.token(launch.attempt)
+        self._step = handover.ranks(self._backend, before, self._spec.command, token)
+        is_there = self._step is not None
+        running = _Running(layout, self._step or NoRanks(), before.began)
+        then = f"attempt {launch.attempt} goes on" if is_there else "the ranks are started again"
+        self._events.event("launcher-restarted", f"{said}: {then}", attempt=str(launch.attempt), signal=link.died)
+        if link.is_last:
+            because = f"{said}, {parent.MOST_DEATHS} times in {parent.WITHIN_S:.0f} s"
+            code, kind = 128 + (link.died or 0), IncidentKind.LAUNCHER_LOST
+            return running, AttemptVerdict(NextMove.FAILED, because, code=code, kind=kind)
+        if is_there:
+            return running, None
+        return running, AttemptVerdict(NextMove.RELAUNCH, said, kind=IncidentKind.LAUNCHER_RESTARTED)
+
+    def _leave(
+        self,
+        layout: RankLayout,
+        began: float,
+        step: RankStep | None = None,
+        *,
+        code: int | None = None,
+        soon: bool = False,
+    ) -> None:
+        """Leave what a next launcher needs to go on; without a step the ranks are not there, or to be ended."""
+        if self._handover is None:
+            return
+        chosen = {facts.name for facts in (*layout.launch.nodes, *layout.launch.spares)}
+        state = AttemptState(
+            launch=layout.launch,
+            runs=step is not None,
+            pid=step.pid if step else 0,
+            began=began,
+            begun=self._begun,
+            code=code,
+            crossings=layout.crossings,
+            crossings_stock=layout.crossings_stock,
+            others=tuple(one for name, one in self._agents.facts.items() if name not in chosen),
+            usable=tuple(self._usable),
+            has_lost=self.has_lost,
+            boots=dict(self._boots),
+            relaunches=self._history.relaunches,
+            setbacks=tuple(self._history.setbacks),
+            progress=replace(self._progress),
+            incident=self._reporter.incident,
+        )
+        self._handover.leave(state, soon=soon)
 
     def _start(self, candidates: Collection[NodeName], before: Collection[NodeName] = ()) -> _Running:
         chosen, limits = set(candidates), self._policy.limits
@@ -143,7 +218,10 @@ class Supervisor:
         self._said = ""
         self._reporter.begin(layout, self._hangs.told_s)
         began = self._clock.monotonic()
-        self._step = self._backend.start_ranks(layout.launch, self._spec.command)
+        self._leave(layout, began)
+        token = self._agents.token(self._attempt)
+        self._step = self._backend.start_ranks(layout.launch, self._spec.command, token)
+        self._leave(layout, began, self._step)
         self._reporter.acted()
         self._reporter.enter(Phase.RUNNING)
         return _Running(layout, self._step, began)
@@ -152,6 +230,9 @@ class Supervisor:
         """Return the first verdict that ends this attempt."""
         while True:
             self._listen()
+            if self._has_stepped:
+                self._has_stepped = False
+                self._leave(running.layout, running.began, running.step, soon=True)
             self._pass_signals(running)
             verdict = self._decided(running)
             if verdict.move is NextMove.DROP_SPARES:
@@ -177,6 +258,7 @@ class Supervisor:
         self._reporter.note(points)
         self._slurm.take(point for point in points if point.attempt == self._attempt)
         if self._progress.take(points, self._attempt, now):
+            self._has_stepped = True
             self._reporter.note_first_step(self._progress.first, self._progress.repeated)
             self._history.note_step()
         self._history.note_progress()
@@ -187,9 +269,11 @@ class Supervisor:
         code = running.step.exit_code()
         if code is not None and running.exited_at is None:
             running.exited_at = now
+            self._leave(running.layout, running.began, running.step, code=code)
             self._agents.ask_at(now + self._policy.settle_s)
         told = self._ending.name if self._ending else ""
         outside = self._slurm.look(code, told, gained=self._history.gained)
+        outside = outside or self._without_parent(code, told)
         if outside is not None:
             return outside
         self._restart_agents()
@@ -220,6 +304,16 @@ class Supervisor:
         if verdict.move in {NextMove.RELAUNCH, NextMove.STRANDED} and self._ending is not None:
             return AttemptVerdict(NextMove.FAILED, verdict.because, verdict.lost, code=128 + self._ending)
         return verdict
+
+    def _without_parent(self, code: int | None, told: str) -> AttemptVerdict | None:
+        """Return what is to be done about the death of the process that holds our place in the batch script."""
+        if self._handover is None or self._handover.link.gone_s() is None or code is not None or told:
+            return None
+        because = "`deeplink run` itself was killed, and its script goes on without the ranks"
+        if self._slurm.requeueable and self._history.gained:
+            return AttemptVerdict(NextMove.REQUEUE, because, code=AGAIN_CODE, kind=IncidentKind.LAUNCHER_LOST)
+        self._say_once(because)
+        return None
 
     def _restart_agents(self) -> None:
         """Start agents again that are gone while their machines are not, unless we are to end."""
@@ -257,15 +351,18 @@ class Supervisor:
 
     def _relaunch(self, running: _Running, verdict: AttemptVerdict) -> list[NodeName]:
         """End the ranks and return the nodes for the next ones; empty where too few are left to us."""
-        self._open(verdict, Action.RELAUNCH)
+        if is_new := verdict.kind is not IncidentKind.LAUNCHER_RESTARTED:  # that was told with the takeover
+            self._open(verdict, Action.RELAUNCH)
         if verdict.cause is Cause.HANG and not verdict.slow:
             verdict = self._located(verdict)
         self._forget(verdict.lost)
         said = f"{verdict.because}: starting the ranks again"
         self._events.event("relaunch", said, lost=verdict.lost, because=verdict.because)
         self._reporter.enter(Phase.RECOVERING, verdict.because)
+        self._leave(running.layout, running.began)
         self._while_listening(running.step.kill)
-        self._history.note(verdict.cause or Cause.UNKNOWN, verdict.code, self._clock.monotonic())
+        if is_new:
+            self._history.note(verdict.cause or Cause.UNKNOWN, verdict.code, self._clock.monotonic())
         return self._selected(verdict.suspects)
 
     def _selected(self, suspects: Collection[NodeName] = ()) -> list[NodeName]:
@@ -300,6 +397,7 @@ class Supervisor:
         said = f"{verdict.because}: waiting for a rescue"
         self._events.event("stranded", said, lost=verdict.lost, because=verdict.because)
         self._reporter.enter(Phase.STRANDED, verdict.because)
+        self._leave(running.layout, running.began)
         self._while_listening(running.step.kill)
 
     def _rescued(self, lost: Collection[NodeName]) -> list[NodeName]:

@@ -60,6 +60,7 @@ class IncidentKind(StrEnum):
     LAUNCH_FAILED = "launch-failed"  # what starts the ranks failed, and no rank is known to have
     RANKS_HUNG = "ranks-hung"
     LAUNCHER_LOST = "launcher-lost"
+    LAUNCHER_RESTARTED = "launcher-restarted"  # it died and was started again; the ranks went on
     JOB_STRANDED = "job-stranded"
     REQUEUE_HELD = "requeue-held"
     SWITCH_SUSPECT = "switch-suspect"

@@ -1,0 +1,132 @@
+"""The launcher as a child of the process that holds its place in the batch script (`parent.py`), and their pipe.
+
+By it come the run's secret, signals, and how processes ended that a launcher before this one had started; its end
+is the parent's. Signals that this process gets itself are the same ones once more - Slurm and a terminal signal
+every process - and count for nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Self
+
+from deeplink.scheduler.launch import parent
+from deeplink.scheduler.launch.backend import LaunchError
+from deeplink.scheduler.launch.process import AdoptedProcess, end_all
+from deeplink.scheduler.slurm.command import become
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Collection, MutableMapping
+
+GREETED_S = 10.0  # for the parent's first words
+_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+_ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
+
+
+def _heed_not(_number: int, _frame: object) -> None:
+    """Take a signal that comes by the pipe as well. A handler, and not SIG_IGN: programs we start have theirs."""
+
+
+class ParentLink:
+    """The pipe from the parent, read by a thread. Until `forward`, being told to end ends the first launcher."""
+
+    def __init__(self, pipe: int) -> None:
+        self.secret = ""
+        self.died: signal.Signals | None = (
+            None  # what ended the launcher of this run before us; None for the first
+        )
+        self.died_at = 0.0
+        self.is_last = False  # too many have died: we are there to end the run
+        self.others: set[int] = set()  # children of the parent that are none of the run's
+        self._ends: dict[int, int] = {}
+        self._gone_at: float | None = None
+        self._signals: list[signal.Signals] | deque[signal.Signals] = []
+        self._is_forwarded = False
+        self._greeted = threading.Event()
+        self._pipe, self._parent = pipe, os.getppid()
+        threading.Thread(target=self._read, name="deeplink-parent", daemon=True).start()
+
+    @classmethod
+    def of_this_process(cls, env: MutableMapping[str, str]) -> Self:
+        """Return the link of a launcher: this process, or a child of it while this one becomes the parent."""
+        words = env.pop(parent.VARIABLE, "").split()
+        if len(words) == 2 and int(words[0]) == os.getppid():  # noqa: PLR2004 - else a launcher above us has it
+            pipe = int(words[1])
+            os.set_inheritable(pipe, False)  # noqa: FBT003 - its only form
+            parent.prepare_launcher(_heed_not)
+            return cls(pipe)
+        command = [sys.executable, *sys.orig_argv[1:]]
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {*parent.FORWARDED, signal.SIGCHLD})
+        read, write = os.pipe()
+        launcher = os.fork()
+        if launcher:
+            os.set_inheritable(write, True)  # noqa: FBT003
+            become([sys.executable, "-I", "-S", parent.__file__, str(launcher), str(write), *command])
+        os.close(write)
+        parent.prepare_launcher(_heed_not)
+        return cls(read)
+
+    @property
+    def run(self) -> str:
+        """What tells this run from others of the job; no secret."""
+        return hashlib.sha256(self.secret.encode()).hexdigest()[:16]
+
+    def greeted(self) -> Self:
+        """Return this once the parent has said what it knows."""
+        if not self._greeted.wait(GREETED_S) or not self.secret:
+            problem = "the process that holds the launcher's place in the batch script has died, or says nothing"
+            raise LaunchError(problem, "Was it killed? `dmesg` tells whether memory ran out.", exit_code=1)
+        return self
+
+    def forward(self, signals: deque[signal.Signals]) -> None:
+        """Put signals there from here on."""
+        signals.extend(self._signals)
+        self._signals, self._is_forwarded = signals, True
+
+    def gone_s(self) -> float | None:
+        """Return for how long the parent has been dead; None while it lives."""
+        return None if self._gone_at is None else time.monotonic() - self._gone_at
+
+    def end_of(self, pid: int) -> int | None:
+        """Return how a process ended that a launcher before us had started; None while it runs."""
+        return self._ends.get(pid)
+
+    def end_strays(self, known: Collection[int]) -> None:
+        """End what launchers before us had started and nobody knows of any more, in bounded time."""
+        above = os.getppid()
+        strays = {*parent.children(above)} - {*known} - self.others - {os.getpid()}
+        if above == self._parent:
+            end_all(AdoptedProcess(pid, self.end_of) for pid in strays)
+
+    def _read(self) -> None:
+        with open(self._pipe, encoding="ascii") as lines:  # noqa: PTH123 - a descriptor
+            for line in lines:
+                word, *numbers = line.split()
+                self._take(word, numbers)
+        self._gone_at = time.monotonic()
+        self._greeted.set()
+
+    def _take(self, word: str, words: list[str]) -> None:
+        if word == "secret":
+            self.secret = words[0]
+        elif word == "died":
+            self.died, self.died_at, self.is_last = signal.Signals(int(words[0])), float(words[1]), words[2] == "1"
+        elif word == "ended":
+            self._ends[int(words[0])] = int(words[1])
+        elif word == "other":
+            self.others.add(int(words[0]))
+        elif word == "greeted":
+            self._greeted.set()
+        elif word == "signal":
+            number = signal.Signals(int(words[0]))
+            if number in _ENDING and not (self._is_forwarded or self.died):
+                os._exit(128 + number)  # nothing is there yet that would have to be ended
+            self._signals.append(number)

@@ -1,0 +1,206 @@
+"""What a launcher needs to go on with a run that another one began: one small file in the job's folder.
+
+It holds no secret: that comes from the parent, and so do the options. Moments are monotonic, of the one host.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import threading
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from deeplink.core.codec import from_row, to_row
+from deeplink.core.publish import write_text
+from deeplink.scheduler.launch.environment import Launch, NodeFacts
+from deeplink.scheduler.launch.history import Progress
+from deeplink.scheduler.launch.process import AdoptedProcess, AgentProcesses, StartedAgents
+from deeplink.scheduler.recovery.rank_failure import Cause, Setback
+from deeplink.scheduler.recovery.records import Incident
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from deeplink.core.types import NodeName
+    from deeplink.scheduler.launch.backend import AgentStep, Backend, RankStep
+    from deeplink.scheduler.launch.launcher_process import ParentLink
+
+log = logging.getLogger(__name__)
+FILE = "run.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptState:
+    """The newest attempt of a run, and what the run has to remember of those before it."""
+
+    launch: Launch
+    runs: bool  # whether it has ranks: else it was about to start them, or is ending them
+    pid: int  # of what started its ranks; 0 where no process of the launcher's did
+    began: float
+    begun: int  # attempts of this run
+    code: int | None = None  # how its ranks ended; None while that is not known
+    crossings: int = 0
+    crossings_stock: int = 0
+    others: tuple[NodeFacts, ...] = ()  # agents of nodes that neither run its ranks nor rest
+    usable: tuple[NodeName, ...] = ()
+    has_lost: bool = False
+    boots: Mapping[NodeName, str] = field(default_factory=dict)
+    relaunches: int = 0
+    setbacks: tuple[Setback, ...] = ()
+    progress: Progress = field(default_factory=Progress)
+    incident: Incident | None = None  # the one that is being recovered from
+
+    @property
+    def facts(self) -> tuple[NodeFacts, ...]:
+        """Every node whose agent came up."""
+        return (*self.launch.nodes, *self.launch.spares, *self.others)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `of` reads."""
+        return {
+            **{name: getattr(self, name) for name in _PLAIN},
+            "launch": base64.b64encode(self.launch.packed()).decode(),
+            "others": [asdict(one) for one in self.others],
+            "usable": list(self.usable),
+            "boots": dict(self.boots),
+            "setbacks": [[one.cause.value, one.code, one.ran_s] for one in self.setbacks],
+            "progress": asdict(self.progress),
+            "incident": None if self.incident is None else to_row(self.incident),
+        }
+
+    @classmethod
+    def of(cls, kept: dict[str, Any]) -> AttemptState:
+        """Read what `as_json` returned."""
+        return cls(
+            **{name: kept[name] for name in _PLAIN},
+            launch=Launch.unpacked(base64.b64decode(kept["launch"])),
+            others=tuple(map(NodeFacts.of, kept["others"])),
+            usable=tuple(kept["usable"]),
+            boots=kept["boots"],
+            setbacks=tuple(Setback(Cause(cause), code, ran_s) for cause, code, ran_s in kept["setbacks"]),
+            progress=Progress(**kept["progress"]),
+            incident=None if kept["incident"] is None else from_row(Incident, kept["incident"]),
+        )
+
+
+_PLAIN = ("runs", "pid", "began", "begun", "code", "crossings", "crossings_stock", "has_lost", "relaunches")
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """A run from the start of its agents on."""
+
+    agents: StartedAgents
+    attempt: AttemptState | None = None  # None before the first
+
+
+class RunStateFile:
+    """The file of one run; a script may have several runs, one after the other. Thread-safe."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        """`run` tells this run from every other one of the job."""
+        self._path, self._run = folder / FILE, run
+        self._lock = threading.Lock()
+        self._newest = self._written = 0
+
+    def read(self) -> RunState | None:
+        """Return the state of this run; None where it left none, or none that can be read."""
+        try:
+            kept = json.loads(self._path.read_bytes())
+            if kept["run"] != self._run:
+                return None
+            pids, said, log_start = kept["agents"]
+            attempt = None if kept["attempt"] is None else AttemptState.of(kept["attempt"])
+            return RunState(StartedAgents(tuple(pids), said, log_start), attempt)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError) as problem:
+            log.warning("%s: %s", self._path, problem)
+            return None
+
+    def write(self, state: RunState) -> None:
+        """Publish the state; a failure is logged: the run goes on, and a next launcher begins a new attempt."""
+        self._write(state, self._number())
+
+    def write_soon(self, state: RunState) -> None:
+        """Do the same without waiting for the storage."""
+        args = (state, self._number())
+        threading.Thread(target=self._write, args=args, name="deeplink-state", daemon=True).start()
+
+    def _number(self) -> int:
+        self._newest += 1
+        return self._newest
+
+    def _write(self, state: RunState, number: int) -> None:
+        attempt = None if state.attempt is None else state.attempt.as_json()
+        agents = [state.agents.pids, state.agents.said, state.agents.log_start]
+        text = json.dumps({"run": self._run, "agents": agents, "attempt": attempt})
+        with self._lock:
+            if number <= self._written:
+                return
+            try:
+                write_text(self._path, text, mode=0o600, durable=False)
+            except OSError as problem:
+                log.warning("%s: %s", self._path, problem)
+            self._written = number
+
+    def remove(self) -> None:
+        """The run has ended: there is nothing to go on with."""
+        with self._lock:
+            self._written = self._newest = self._newest + 1
+            self._path.unlink(missing_ok=True)
+
+
+class Handover:
+    """What a launcher takes over from those of its run that died, and what it leaves for a next one."""
+
+    def __init__(self, link: ParentLink, folder: Path) -> None:
+        """Read the state that was left, and end what was started and is not in it."""
+        self.link = link
+        self._file = RunStateFile(folder, link.run)
+        self._agents = StartedAgents((), "", 0)
+        self.before = None if link.died is None else self._file.read()
+        if link.died is not None:
+            attempt = self.attempt
+            agents = self.before.agents.pids if self.before else ()
+            link.end_strays({*agents, *([attempt.pid] if attempt else [])})
+
+    @property
+    def attempt(self) -> AttemptState | None:
+        """The attempt that was the newest when the launcher before us died; None where there was none."""
+        return None if self.before is None else self.before.attempt
+
+    def agents(self, backend: Backend) -> AgentStep:
+        """Return the run's agents, which are started where none were."""
+        if self.before is not None:
+            self._agents = self.before.agents
+            return backend.adopt_agents(self._agents, self.link.end_of)
+        step = backend.start_agents(self.link.secret)
+        if isinstance(step, AgentProcesses):
+            self._agents = step.started
+        self._file.write(RunState(self._agents))
+        return step
+
+    def ranks(
+        self, backend: Backend, attempt: AttemptState, command: Sequence[str], token: str
+    ) -> RankStep | None:
+        """Return the ranks of an attempt, running or not; None where it has none."""
+
+        def end_of(pid: int) -> int | None:
+            return self.link.end_of(pid) if attempt.code is None else attempt.code
+
+        if not attempt.runs:
+            return None
+        starter = AdoptedProcess(attempt.pid, end_of) if attempt.pid else None
+        return backend.adopt_ranks(attempt.launch, command, token, starter)
+
+    def leave(self, attempt: AttemptState, *, soon: bool = False) -> None:
+        """Publish the state of the run; `soon`: without waiting for the storage."""
+        (self._file.write_soon if soon else self._file.write)(RunState(self._agents, attempt))
+
+    def remove(self) -> None:
+        """The run has ended."""
+        self._file.remove()
