@@ -27,8 +27,10 @@ class NodeWitness(Enum):
 def is_proved(said: Collection[NodeWitness]) -> bool:
     """Whether these witnesses end all doubt of a node that no one hears.
 
-    >>> is_proved({NodeWitness.AGENT}), is_proved({NodeWitness.AGENT, NodeWitness.MACHINE}), is_proved({NodeWitness.SLURM})
-    (False, True, True)
+    >>> is_proved({NodeWitness.AGENT}), is_proved({NodeWitness.AGENT, NodeWitness.MACHINE})
+    (False, True)
+    >>> is_proved({NodeWitness.SLURM})
+    True
     """
     return NodeWitness.SLURM in said or len(set(said)) > 1
 
