@@ -57,9 +57,7 @@ class AgentMonitor:
     def __init__(self, facts: NodeFacts, now: float) -> None:
         self.facts = facts  # what it said when it came up
         self.token = ""  # what every call carries, of the attempt that runs
-        self.heard = self.well_since = (
-            now  # when something last came back; it has answered ever since without a gap
-        )
+        self.heard = now  # when something last came back
         self.asked_and_answered = now  # when the newest question that was answered had been asked
         self.asked = 0.0
         # When its kernel last accepted a connection, or refused one for want of an agent; since when without gaps.
@@ -145,8 +143,6 @@ class AgentMonitor:
         self, reply: node_pb2.StatusReply, asked: float, now: float, reports: list[common_pb2.Progress]
     ) -> None:
         """Take in its answer to a question that was asked at `asked`."""
-        if now - self.heard > GAP_S:
-            self.well_since = now
         self.heard, self.refused_since = now, None
         if asked < self._newest:
             return  # a later question's answer was quicker, and says all that this one does
@@ -219,7 +215,6 @@ class AgentMonitor:
             now - self.heard,
             now - max(self.heard, self.reached, self.lives),
             now - self.asked_and_answered,
-            self.heard - self.well_since,
             now - max(self.heard, self.reached_since),
         )
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.recovery.records import ProgressPoint
 
 NODES_S, PAUSE_S = 2.0, 0.02  # a relaunch waits so long for the nodes' states, and looks for them so often
-NODES_EVERY_S = 5.0  # between two questions of a job that is stranded
+NODES_EVERY_S = 2.0  # between two questions while nodes are silent, or the job is stranded
 AGAIN_S = 1.0  # Slurm is asked for the job's status no sooner again
 # Between two questions for it: a quarter of the time that is left, within these bounds. The limit may be changed.
 STATUS_EVERY_S, SELDOM_S = 5.0, 300.0
@@ -286,7 +286,7 @@ class SlurmMonitor:
     def __init__(self, run: RunContext) -> None:
         self._backend, self._agents, self._events, self._clock = run.backend, run.agents, run.events, run.clock
         self._poller, self._deadline = StatusPoller(run.backend, run.clock), Deadline(run.spec.margin_s)
-        self._partition_s = run.policy.partition_s
+        self._brake_s = run.policy.brake_s
         self._cut_off_at: float | None = None
         self._alone = False
         self._silent_at = float("-inf")  # when most nodes were last silent at once
@@ -380,7 +380,7 @@ class SlurmMonitor:
             return AttemptVerdict(NextMove.WAIT, because, kind=verdict.kind)
         if self._cut_off_at is None or not self._backend.can_requeue:
             return verdict
-        if now - self._cut_off_at > self._partition_s:
+        if now - self._cut_off_at > self._brake_s:
             self._cut_off_at = None
         elif verdict.move in {NextMove.RELAUNCH, NextMove.STRANDED}:
             because = f"{verdict.because}; asking Slurm whose the job is"

@@ -6,6 +6,7 @@ The loop gathers evidence and carries out verdicts; what they are is decided in 
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import threading
@@ -291,6 +292,7 @@ class Supervisor:
             exited_for_s=0.0 if running.exited_at is None else now - running.exited_at,
             ran_for_s=now - running.began,
             failed=running.step.failed(),
+            stepped_s=math.inf if (stuck_s := self._progress.stuck_s(now)) is None else stuck_s,
             hung=late.hung,
             slow=late.slow,
             suspects=late.suspects,

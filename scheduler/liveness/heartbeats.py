@@ -267,21 +267,22 @@ class HeartbeatTable:
                 if not job.newest.phase.ended and job.job not in self._heard:
                     self._heard[job.job] = _restored(job, job.newest, now, unix)
 
-    def forgive(self, now: float) -> None:
-        """Let every silence begin again: it was we who were away."""
+    def forgive(self, now: float, *, away: bool = True) -> None:
+        """Let every silence begin again: it was we who were away, or heard nobody."""
         with self._lock:
             self._heard = {
                 job: replace(
                     heard,
                     heard_at=now,
-                    ourselves=False,
+                    ourselves=heard.ourselves and not away,
                     missed_s=heard.missed_s + now - heard.heard_at,
                     progressed_at=now,
                 )
                 for job, heard in self._heard.items()
             }
             self._attended = {
-                name: replace(one, heard_at=now, ourselves=False) for name, one in self._attended.items()
+                name: replace(one, heard_at=now, ourselves=one.ourselves and not away)
+                for name, one in self._attended.items()
             }
 
     def forget(self, job: int) -> None:

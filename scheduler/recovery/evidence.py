@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 TAG = "deeplink: "  # how the reason of every node we drain begins: what we did not drain we never resume
 HEARD_SINCE_S = 1.0  # between the first failed probe and a report of an agent, so that the report is surely later
 HEARD_FOR_S = 20.0  # for so long a report of an agent, one every five seconds, says that its node lives
-FORGOTTEN_S = 180.0  # a launcher silent for so long, whose job could not be helped meanwhile, is probed no longer
+FORGOTTEN_S = 180.0  # a launcher silent for so long, whose job could not be helped meanwhile, is probed seldom:
+SELDOM_S, WHILE_S = 60.0, 3.0  # so often, for so long
 MOST_CONTROLS = 5
 SLURMD, MOUNT, PROCESSES = "slurmd", "mount", "processes"  # checks whose findings do not make the node sick
 
@@ -55,20 +56,16 @@ class WatchPolicy:
     tense_agent_s: float = 0.6  # an agent silent for so long makes us probe
     tense_beat_s: float = 2.2  # a launcher silent for so long makes us probe
     launcher_lost_s: float = 20.0  # a launcher silent for so long, though all its nodes answer, is lost
-    # The brakes: so many are believed; a tenth of the nodes, or jobs, if that is more.
-    most_dead: int = 2  # within `brake_window_s`
-    most_lost: int = 2  # launchers at once whose hosts are there
-    most_sick: int = 2  # nodes drained for what their checks find
-    brake_window_s: float = 60.0
+    # The one brake: more at once than this (or a tenth, if that is more) are told, and nothing is done about them;
+    # dead nodes are after `brake_s`, should they still be silent.
+    most_at_once: int = 2
+    brake_s: float = 60.0
     act_on_switch: bool = True  # the nodes of a silent leaf are given up, named after the leaf
     resume: bool = False  # nodes that we drained are taken back; those drained in a leaf's name are in any case
     resume_s: float = 10.0  # they have answered for so long
     resume_sick_s: float = 60.0  # the same where checks had drained it, and for a leaf, which may come and go
     told_s: float = 20.0  # what a node's checks found counts for so long after it was told
-    attend_s: float = 20.0  # a standing agent not heard for so long is silent
-    most_frozen: int = 3  # stuck mounts on so many nodes at once are the storage's, not the nodes'
-    starved_s: float = 30.0  # agents that are silent while ranks start are, for so long, only starved
-    patience_s: float = 60.0  # so long is nothing done about a job all of whose agents are silent at once
+    attend_s: float = 10.0  # an agent not heard for so long is silent
     help_itself_s: float = 5.0  # so long may a launcher take to begin its recovery from a known loss
 
 
@@ -141,11 +138,11 @@ class JobSnapshot:
     progress_age_s: float | None = None  # since a rank reported a new step; None: none did in this attempt
     suspects: tuple[NodeName, ...] = ()  # nodes its launcher blamed in incidents of this attempt
     heard: bool = True  # we ourselves have heard it since we began, or came back
+    doubted: bool = False  # its newest heartbeat came before we last doubted ourselves
     missed_s: float = 0.0  # for how long it had not been heard when we came back; 0 where it has been heard since
     rescued: bool = False  # an incident of this job is open: it did not go back into the queue by its user's will
     boots: Mapping[NodeName, str] = field(default_factory=dict)  # kernels of its nodes as this attempt began
     told: frozenset[str] = frozenset()  # kinds of the incidents on record for this attempt that have not recovered
-    deaf_s: float = 0.0  # for how much of that time it may have been we who heard no one
     label: str = ""  # what the job is called, `12_3` for a task of an array
     running: bool = field(init=False)  # Slurm runs the very attempt whose heartbeats we have
     live: bool = field(init=False)  # it is running, and its launcher has not said that it is done
@@ -160,11 +157,6 @@ class JobSnapshot:
     def name(self) -> str:
         """What the job is called."""
         return self.label or str(self.attempt.job)
-
-    @property
-    def silent_s(self) -> float:
-        """For how long it has been silent, and that was not us."""
-        return self.beat_age_s - self.deaf_s
 
     @property
     def unheard_s(self) -> float:
@@ -182,32 +174,15 @@ class Snapshot:
     controller_problem: str = ""  # why not, for people
     dead_lately: frozenset[NodeName] = frozenset()  # called dead within the brake's window, but for a leaf's
     leaves_lately: frozenset[str] = frozenset()  # leaves given up within the brake's window
-    sure_s: float | None = None  # since we last doubted ourselves; None when we never did
 
 
-def tense(jobs: Iterable[JobSnapshot], policy: WatchPolicy) -> tuple[JobSnapshot, ...]:
+def tense(jobs: Iterable[JobSnapshot], policy: WatchPolicy, *, cut_off: bool = False) -> tuple[JobSnapshot, ...]:
     """Return the jobs that give reason to probe; in calm nothing is probed, for slurmd logs each probe."""
-    return tuple([job for job in jobs if job.live and _tense(job, policy)])
+    return tuple([job for job in jobs if job.live and _tense(job, policy, cut_off=cut_off)])
 
 
-def mute_launchers(jobs: Iterable[JobSnapshot], policy: WatchPolicy) -> tuple[JobSnapshot, ...]:
-    """Return the jobs whose launchers are not heard now, if that is all of them, and more than one."""
-    heard = [job for job in jobs if job.live and job.heard]
-    if len(heard) < 2:  # noqa: PLR2004
-        return ()
-    newest_s = min([job.beat_age_s for job in heard])
-    # One that was lost while another was still heard is no sign of anything else.
-    mute = tuple([job for job in heard if job.beat_age_s < newest_s + policy.launcher_lost_s])
-    return mute if newest_s >= policy.tense_beat_s and len(mute) > 1 else ()
-
-
-def long_mute(mute: Iterable[JobSnapshot]) -> bool:
-    """Whether no launcher has been heard for so long that no probe of their hosts tells more of that."""
-    return min((job.beat_age_s for job in mute), default=0.0) > FORGOTTEN_S
-
-
-def _tense(job: JobSnapshot, policy: WatchPolicy) -> bool:
-    if job.silent_s > FORGOTTEN_S:
+def _tense(job: JobSnapshot, policy: WatchPolicy, *, cut_off: bool) -> bool:
+    if job.beat_age_s > FORGOTTEN_S and not cut_off and job.beat_age_s % SELDOM_S >= WHILE_S:
         return False
     return (
         job.phase is Phase.STRANDED
@@ -273,9 +248,10 @@ PASSING = frozenset(
     {
         IncidentKind.NODE_SICK,
         IncidentKind.SLURMD_LOST,
-        IncidentKind.STORAGE_FROZEN,
         IncidentKind.AGENTS_SILENT,
-        IncidentKind.GRES_LEAKED,  # of an older watchdog's: over as soon as one of today looks
+        # Of an older watchdog's: over as soon as one of today looks.
+        IncidentKind.GRES_LEAKED,
+        IncidentKind.STORAGE_FROZEN,
         IncidentKind.SWITCH_SUSPECT,
     }
 )
@@ -287,7 +263,6 @@ _OF_A_LOST_NODE = frozenset(
 _OF_NO_JOB = frozenset(
     {
         IncidentKind.SWITCH_SUSPECT,
-        IncidentKind.STORAGE_FROZEN,
         IncidentKind.AGENTS_SILENT,
         IncidentKind.SLURMD_LOST,
     }

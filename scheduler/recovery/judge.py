@@ -1,25 +1,19 @@
 """Evidence -> verdicts, each with its reasons, and what each asks to be done. Pure.
 
 `TABLE` is the whole of it; `recovery_steps` makes of each remedy one command after another. The order of thought:
-is it us? a switch? the storage? all agents at once? more deaths than can be believed? Only then is a node called
-dead, sick or without its slurmd, or a job restarted. docs/decisions/0006-recovery-ladder.md and
-0021-whom-to-blame.md say why each rule is as it is.
+is it us? a switch? more at once than can be believed? Only then is a node called dead, sick or without its slurmd,
+or a job restarted. `witnesses` says what proves a node dead; docs/decisions/0006-recovery-ladder.md,
+0021-whom-to-blame.md and 0043-witnesses.md say why each rule is as it is.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.core.text import listed
 from deeplink.scheduler.recovery.evidence import (
-    MOUNT,
     ProbeResult,
     Remedy,
     Verdict,
-    long_mute,
-    mute_launchers,
 )
 from deeplink.scheduler.recovery.node_rules import (
     about_leaf,
@@ -37,9 +31,11 @@ from deeplink.scheduler.recovery.node_rules import (
     returning,
     sick_nodes,
     silent_leaves,
+    storage_frozen,
     waits_for,
 )
 from deeplink.scheduler.recovery.records import IncidentKind, Phase
+from deeplink.scheduler.recovery.witnesses import is_braked
 from deeplink.scheduler.slurm.states import LAUNCH_FAILED, JobState
 
 if TYPE_CHECKING:
@@ -48,15 +44,13 @@ if TYPE_CHECKING:
     from deeplink.core.types import NodeName
     from deeplink.scheduler.recovery.evidence import JobSnapshot, NodeSnapshot, Snapshot, WatchPolicy
 
-_DEAF = "no heartbeats from any of {} launchers, though some of their hosts respond: check our port and token"
 _NODE_LOSS = (Remedy.NOTHING, Remedy.DRAIN, Remedy.DRAIN_DOWN)
 _JOB_LOSS = (Remedy.NOTHING, Remedy.RESTART)
 
 TABLE: tuple[tuple[str, IncidentKind, tuple[Remedy, ...]], ...] = (
     # Evidence, verdict, remedies; NOTHING beside another one: a brake, the policy or --no-requeue holds it back.
-    ("slurmctld, most nodes or all launchers silent", IncidentKind.WATCHDOG_PARTITIONED, (Remedy.NOTHING,)),
+    ("slurmctld or most nodes silent", IncidentKind.WATCHDOG_PARTITIONED, (Remedy.NOTHING,)),
     ("all nodes of a leaf silent, a second witness", IncidentKind.SWITCH_SUSPECT, _NODE_LOSS),
-    ("mounts stuck at once, or writes hang", IncidentKind.STORAGE_FROZEN, (Remedy.NOTHING,)),
     ("most agents silent, their nodes answer", IncidentKind.AGENTS_SILENT, (Remedy.NOTHING,)),
     ("probes of slurmd fail, a second witness", IncidentKind.NODE_DEAD, _NODE_LOSS),
     ("slurmd gone or started again, an agent heard", IncidentKind.SLURMD_LOST, (Remedy.NOTHING,)),
@@ -81,25 +75,22 @@ _KINDS = {
 
 def judge(snapshot: Snapshot, policy: WatchPolicy) -> tuple[Verdict, ...]:
     """Return what is wrong, the gravest first; empty when all is well or too little is known."""
-    if us := doubts(snapshot, policy):
+    if us := doubts(snapshot):
         return (Verdict(kind=IncidentKind.WATCHDOG_PARTITIONED, remedy=Remedy.NOTHING, reasons=us),)
     leaves = silent_leaves(snapshot.nodes)
     switches = [verdict for leaf in leaves.values() for verdict in about_leaf(leaf, snapshot, policy, len(leaves))]
-    storage = frozen_storage(snapshot.nodes, snapshot.jobs, policy)
     cut_off = {node.name for leaf in leaves.values() for node in leaf}
     dead = dead_nodes(snapshot, policy, cut_off)
     held = brake(dead, snapshot, policy)
     lost: set[NodeName | None] = {*cut_off, *dead}
     given_up = {verdict.node: verdict.leaf for verdict in switches if verdict.node} | dict.fromkeys(dead, "")
-    around = Around(given_up=given_up, storage_frozen=storage is not None)
     return (
         *switches,
-        *([storage] if storage else []),
         *silent_agents(snapshot, policy),
         *[blamed(snapshot, policy, node, why, held) for node, why in dead.items()],
         *lost_slurmds(snapshot, policy, lost),
-        *sick_nodes(snapshot, policy, lost, storage_frozen=around.storage_frozen),
-        *([] if held else [each for job in snapshot.jobs for each in about_job(job, snapshot, policy, around)]),
+        *sick_nodes(snapshot, policy, lost),
+        *([] if held else [each for job in snapshot.jobs for each in about_job(job, snapshot, policy, given_up)]),
         *endings(snapshot),
         *([] if held else returning(snapshot, policy)),
     )
@@ -108,13 +99,10 @@ def judge(snapshot: Snapshot, policy: WatchPolicy) -> tuple[Verdict, ...]:
 # Is it us?
 
 
-def doubts(snapshot: Snapshot, policy: WatchPolicy) -> tuple[str, ...]:
+def doubts(snapshot: Snapshot) -> tuple[str, ...]:
     """Return why we should not believe our own eyes now; empty when we may."""
     away = () if snapshot.controller else (f"slurmctld does not answer: {snapshot.controller_problem}",)
-    mute = unheard(snapshot, policy)
-    # Not for ever: after minutes it is only their silence that is not believed.
-    deaf = () if not mute or long_mute(mute) else (_DEAF.format(len(mute)),)
-    return (*away, *cut_off(snapshot), *deaf)
+    return (*away, *cut_off(snapshot))
 
 
 def cut_off(snapshot: Snapshot) -> tuple[str, ...]:
@@ -130,58 +118,13 @@ def cut_off(snapshot: Snapshot) -> tuple[str, ...]:
     return (f"{away} of {len(tried)} nodes do not answer us: more likely our own network is at fault",)
 
 
-def unheard(snapshot: Snapshot, policy: WatchPolicy) -> tuple[JobSnapshot, ...]:
-    """Return the jobs of which no launcher is heard, though not all their hosts are away: it may be our ears."""
-    mute = mute_launchers(snapshot.jobs, policy)
-    return mute if any(_may_live(job.batch_host, snapshot) for job in mute) else ()
-
-
-def _may_live(host: NodeName | None, snapshot: Snapshot) -> bool:
-    """Whether a launcher's host is not known to be gone; a login node, under salloc, is none of Slurm's."""
-    node = snapshot.nodes.get(host) if host else None
-    return node is not None and not (node.slurmd.away or node.down)
-
-
 def _given_up(node: NodeSnapshot, snapshot: Snapshot) -> bool:
     """Whether its silence is proved, and known for what it is: it says nothing of us."""
     # While a job is being taken off such nodes they alone may be probed.
     return node.slurmd.away and (node.name in snapshot.dead_lately or node.leaf in snapshot.leaves_lately)
 
 
-# Is it the shared storage?
-
-
-def frozen_storage(
-    nodes: Mapping[NodeName, NodeSnapshot], jobs: tuple[JobSnapshot, ...], policy: WatchPolicy
-) -> Verdict | None:
-    """Return that shared storage is frozen, where nodes or launchers say so at once; else None."""
-    # One node's stuck mount is that node's. Several at once have one reason, and it is not they: nothing is
-    # drained or requeued for it, for on every other node it would be the same. Unknown counts here: it does
-    # no one harm to be taken for frozen, and a hanging look is how a freeze shows.
-    stuck = {
-        node.name: finding.text
-        for node in nodes.values()
-        for finding in reversed(node.findings)
-        if finding.check == MOUNT
-    }
-    waiting = [job for job in jobs if IncidentKind.STORAGE_FROZEN in job.told and job.live]
-    if not stuck and not waiting:
-        return None
-    telling = [node for node in nodes.values() if node.findings or _tells(node, policy)]
-    everywhere = 1 < len(stuck) == len(telling)
-    if len(stuck) < policy.most_frozen and not everywhere and not waiting:
-        return None
-    reasons = []
-    if stuck:
-        where = f"{len(stuck)} of {len(telling)} nodes at once ({listed(sorted(stuck))})"
-        reasons.append(f"a mount is stuck on {where}: {stuck[min(stuck)]}")
-    if waiting:
-        reasons.append(f"writes hang, say the launchers of {', '.join([job.name for job in waiting])}")
-    alone = waiting[0].attempt if len(waiting) == 1 and not stuck else None
-    return Verdict(kind=IncidentKind.STORAGE_FROZEN, remedy=Remedy.NOTHING, reasons=tuple(reasons), attempt=alone)
-
-
-# Are all agents silent at once? Then it is what they share, not they.
+# Are many agents silent at once? Then it is what they share, not they.
 
 
 def silent_agents(snapshot: Snapshot, policy: WatchPolicy) -> list[Verdict]:
@@ -196,56 +139,24 @@ def silent_agents(snapshot: Snapshot, policy: WatchPolicy) -> list[Verdict]:
     reasons = []
     if len(standing) > 1 and len(quiet) * 2 > len(standing):
         reasons.append(f"{len(quiet)} of {len(standing)} standing agents are not heard any more")
-    deaf = [
-        job
-        for job in snapshot.jobs
-        if agents_are_silent(job, snapshot, policy) and _is_news(job, snapshot, policy)
-    ]
+    missing = [(job, _agents_missed(job, snapshot, policy)) for job in snapshot.jobs]
+    deaf = [(job, len(silent)) for job, silent in missing if silent and min(silent) >= policy.attend_s]
     reasons += [
-        f"the launcher of job {job.name} misses {len(_silent(job, policy))} of its "
-        f"{len(_agents(job))} agents at once"
-        for job in deaf
+        f"the launcher of job {job.name} misses {count} of its {len(_agents(job))} agents at once"
+        for job, count in deaf
     ]
     if not reasons:
         return []
-    alone = deaf[0].attempt if len(deaf) == 1 and not quiet else None
+    alone = deaf[0][0].attempt if len(deaf) == 1 and not quiet else None
     return [Verdict(kind=IncidentKind.AGENTS_SILENT, remedy=Remedy.NOTHING, reasons=tuple(reasons), attempt=alone)]
 
 
-def _is_news(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> bool:
-    """Whether there is no simpler reason for it."""
-    # While ranks start, agents may be starved for seconds. And Slurm itself ends all agents of a job when one of
-    # its nodes boots again: that is the incident of that node.
-    silent = _silent(job, policy).values()
-    if job.progress_age_s is None and min(silent, default=0.0) < policy.starved_s:
-        return False
-    # Not of that node's own agent, which may be up again by now.
-    longest = max(silent, default=0.0)
-    nodes = [snapshot.nodes[name] for name in job.nodes if name in snapshot.nodes]
-    booted = [ago for node in nodes for ago in (node.booted_s, node.slurmd_restarted_s) if ago is not None]
-    return min(booted, default=math.inf) > longest + BOOT_SEEN_S
-
-
-def agents_are_silent(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> bool:
-    """Whether the job's launcher lives and misses most of its agents at once, though their nodes answer."""
-    if not job.live or job.beat_age_s >= policy.tense_beat_s:
-        return False
-    silent = _silent(job, policy)
-    answering = [
-        name for name in silent if name in snapshot.nodes and snapshot.nodes[name].slurmd is ProbeResult.ANSWERS
-    ]
-    return len(silent) > 1 and len(answering) * 2 > len(_agents(job))
-
-
-def be_patient(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> bool:
-    """Whether to wait for the agents of this job to be heard again before anything is done about it."""
-    # Of those that are silent: that its own host's is heard, as a rule, says nothing of them.
-    shortest = min(_silent(job, policy).values(), default=0.0)
-    return agents_are_silent(job, snapshot, policy) and shortest < policy.patience_s
-
-
-def _silent(job: JobSnapshot, policy: WatchPolicy) -> dict[NodeName, float]:
-    return {name: silent_s for name, silent_s in _agents(job).items() if silent_s >= policy.silence_s}
+def _agents_missed(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> list[float]:
+    """Return for how long a launcher that lives misses its agents, where most are, and their nodes answer us."""
+    silent = {name: silent_s for name, silent_s in _agents(job).items() if silent_s >= policy.silence_s}
+    answering = [name for name in silent if answers(name, snapshot)]
+    most = job.live and job.beat_age_s < policy.tense_beat_s and len(answering) * 2 > len(_agents(job))
+    return list(silent.values()) if most and len(silent) > 1 else []
 
 
 def _agents(job: JobSnapshot) -> dict[NodeName, float]:
@@ -256,26 +167,28 @@ def _agents(job: JobSnapshot) -> dict[NodeName, float]:
 # Which jobs cannot help themselves, and what would.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
-    """What was judged before the jobs."""
-
-    given_up: Mapping[NodeName, str]  # nodes called dead just now, and the leaf in whose name; empty: their own
-    storage_frozen: bool = False  # shared storage stands still
-
-
-def about_job(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy, around: Around) -> list[Verdict]:
+def about_job(
+    job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy, given_up: Mapping[NodeName, str]
+) -> list[Verdict]:
     """Return what is wrong with a job; empty when it is well, helps itself, or can only be waited for."""
+    # `given_up`: nodes called dead just now, and the leaf in whose name; empty: their own.
     if waiting := _in_queue(job, snapshot, policy):
         return [waiting]
-    if not job.live or _unsettled(job, snapshot, around):
+    if not job.live or _unsettled(job, snapshot, given_up):
         return []
-    dead = tuple([name for name in job.nodes if name in around.given_up])
+    dead = tuple([name for name in job.nodes if name in given_up])
     dead = dead or tuple([name for name in job.rank_nodes if name in snapshot.nodes and snapshot.nodes[name].down])
-    if not dead and (around.storage_frozen or be_patient(job, snapshot, policy)):
-        return []  # on every other node it would be the same
-    verdict = _needs_restart(job, snapshot, policy, around, dead)
+    if not dead and _is_everywhere(job, snapshot, policy):
+        return []
+    verdict = _needs_restart(job, snapshot, policy, given_up, dead)
     return [verdict] if verdict else []
+
+
+def _is_everywhere(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> bool:
+    """Whether on every other node it would be the same: storage stands still, or most agents do, for a while."""
+    silent_s = _agents_missed(job, snapshot, policy)
+    patient = bool(silent_s) and min(silent_s) < policy.brake_s
+    return patient or IncidentKind.STORAGE_FROZEN in job.told or storage_frozen(snapshot, policy)
 
 
 def _in_queue(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> Verdict | None:
@@ -301,25 +214,28 @@ def _in_queue(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> Verd
 
 
 def _needs_restart(
-    job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy, around: Around, dead: tuple[NodeName, ...]
+    job: JobSnapshot,
+    snapshot: Snapshot,
+    policy: WatchPolicy,
+    given_up: Mapping[NodeName, str],
+    dead: tuple[NodeName, ...],
 ) -> Verdict | None:
     """Return the verdict on a job that lost a node, or its launcher, and cannot help itself, or does not."""
-    given_up = set(around.given_up)
     back = rebooted(job, snapshot, policy)
-    leaf = next(filter(None, map(around.given_up.get, dead)), "") or _gone_leaf(dead, snapshot)
+    leaf = next(filter(None, map(given_up.get, dead)), "") or _gone_leaf(dead, snapshot)
     whole_leaf = {name for name, node in snapshot.nodes.items() if leaf and node.leaf == leaf}
     # A spare that is lost is no loss to the ranks.
     used = {*job.rank_nodes, job.batch_host}
     beyond = tuple(name for name in back if name in used and beyond_help(job, name, snapshot, policy))
     kind, why = None, ""
-    if job.phase is Phase.STRANDED and (dead or _is_word_of_now(job, snapshot, policy)):
+    if job.phase is Phase.STRANDED and (dead or _is_word_of_now(job, policy)):
         kind, why = IncidentKind.JOB_STRANDED, "its launcher cannot restart the ranks inside the allocation"
     elif beyond and job.phase is not Phase.RECOVERING:
         kind = IncidentKind.NODE_REBOOTED
         why = f"its ranks on {beyond[0]} are gone, and its launcher does nothing about it"
-    elif is_lost(job, snapshot, policy, given_up):
+    elif is_lost(job, snapshot, policy, given_up.keys()):
         kind, why = IncidentKind.LAUNCHER_LOST, f"its launcher is not heard for {job.beat_age_s:.1f} s"
-    elif lost := waits_for(job, policy, given_up):
+    elif lost := waits_for(job, policy, given_up.keys()):
         kind, why = IncidentKind.JOB_STRANDED, f"its launcher waits for {', '.join(lost)}"
     if kind is None:
         return None
@@ -341,31 +257,36 @@ def _needs_restart(
 
 def _launcher_brake(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> tuple[str, ...]:
     """Return why so many launchers, lost at once on hosts that answer, are not believed; empty when they are."""
-    # At once: they fell silent within half of the time that makes one lost. Jobs that Slurm may not start again do
+    # At once: they fell silent within half of the time that makes one lost. Each has one witness against it, and
+    # were our port closed it would be the same: no time ends that doubt. Jobs that Slurm may not start again do
     # not count: they stay as they are.
     apart_s = policy.launcher_lost_s / 2
     live = [one for one in snapshot.jobs if one.live and one.heard and one.requeueable]
     lost = [
-        one for one in live if abs(one.silent_s - job.silent_s) <= apart_s and answers(one.batch_host, snapshot)
+        one
+        for one in live
+        if abs(one.beat_age_s - job.beat_age_s) <= apart_s and answers(one.batch_host, snapshot)
     ]
-    count, most = len(lost), max(policy.most_lost, len(live) // 10)
-    if count <= most:
+    count = len(lost)
+    every = 1 < count == len(live)
+    if not every and not is_braked([0.0] * count, len(live), most=policy.most_at_once, brake_s=policy.brake_s):
         return ()
-    return (f"brake: {count} launchers silent at once on hosts that answer are more than the {most} believed",)
+    return (
+        f"brake: {count} of {len(live)} launchers silent at once on hosts that answer: is it our port, or token?",
+    )
 
 
-def _is_word_of_now(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> bool:
+def _is_word_of_now(job: JobSnapshot, policy: WatchPolicy) -> bool:
     """Whether the launcher spoke since we were away, or in doubt (what it missed may be back), or will not."""
-    since_doubt = snapshot.sure_s is None or job.unheard_s < snapshot.sure_s
-    return (job.heard and since_doubt and not job.deaf_s) or job.silent_s >= policy.launcher_lost_s
+    return (job.heard and not job.doubted) or job.beat_age_s >= policy.launcher_lost_s
 
 
-def _unsettled(job: JobSnapshot, snapshot: Snapshot, around: Around) -> bool:
+def _unsettled(job: JobSnapshot, snapshot: Snapshot, given_up: Mapping[NodeName, str]) -> bool:
     """Whether a node of the job neither answers nor is given up: a requeue would hang on it."""
     for name in job.nodes:
         node = snapshot.nodes.get(name)
         known = node is not None and (node.down or node.slurmd is ProbeResult.ANSWERS)
-        if name not in around.given_up and not known:
+        if name not in given_up and not known:
             return True
     return False
 
@@ -432,8 +353,6 @@ def is_over(kind: IncidentKind, node: NodeName | None, leaf: str, snapshot: Snap
             return there is not None and _tells(there, policy) and not counting(there, storage_frozen=False)
         case IncidentKind.SLURMD_LOST:
             return there is not None and not there.down and _has_slurmd(there)
-        case IncidentKind.STORAGE_FROZEN:
-            return any(_tells(one, policy) for one in snapshot.nodes.values()) or bool(snapshot.jobs)
         case IncidentKind.SWITCH_SUSPECT:
             below = [one for one in snapshot.nodes.values() if one.leaf == leaf]
             return all(_has_slurmd(one) and not one.down and not one.of_leaf for one in below)

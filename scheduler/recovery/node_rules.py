@@ -19,6 +19,7 @@ from deeplink.scheduler.recovery.evidence import (
     may_return,
 )
 from deeplink.scheduler.recovery.records import IncidentKind, Phase
+from deeplink.scheduler.recovery.witnesses import NodeWitness, is_braked, is_proved
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,7 +62,7 @@ def is_lost(
     if host and (host.name in given_up or host.name not in job.nodes or host.down):
         return job.beat_age_s >= policy.silence_s
     # One that we never heard may have ended while we were away, and its script may have gone on to something else.
-    return job.heard and job.silent_s >= policy.launcher_lost_s
+    return job.heard and job.beat_age_s >= policy.launcher_lost_s
 
 
 def needs_rescue(
@@ -106,10 +107,11 @@ def dead_nodes(
             or not _others_answer(node, snapshot)
         ):
             continue
-        witnesses = _witnesses(node, snapshot, policy)
-        if witnesses:
+        others = _witnesses(node, snapshot, policy)
+        if is_proved({NodeWitness.MACHINE, *others}):
             said = "refuses connections" if node.slurmd is ProbeResult.REFUSES else "is silent"
-            dead[name] = (f"slurmd {said} for {node.away_s:.1f} s ({node.away_probes} probes)", *witnesses)
+            seen = f"slurmd {said} for {node.away_s:.1f} s ({node.away_probes} probes)"
+            dead[name] = (seen, *(why for whys in others.values() for why in whys))
     return dead
 
 
@@ -124,24 +126,26 @@ def _others_answer(node: NodeSnapshot, snapshot: Snapshot) -> bool:
     return heard and any(other.slurmd is ProbeResult.ANSWERS for other in snapshot.nodes.values())
 
 
-def _witnesses(node: NodeSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> tuple[str, ...]:
-    """Return who else misses the node; empty when no one does, or when one hears it, or it is not our business."""
-    if node.heard_since:
-        return ()
+def _witnesses(node: NodeSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> dict[NodeWitness, list[str]]:
+    """Return who else misses the node, and why; empty where one hears it, or it is not our business."""
     jobs = jobs_on(node.name, snapshot)
-    said = []
+    said: dict[NodeWitness, list[str]] = {}
+    if node.heard_since:
+        return said
     for job in jobs:
         silent = job.agents_silent.get(node.name)
-        heard = job.beat_age_s < policy.tense_beat_s
-        if silent is not None and heard and silent < policy.witness_s:
-            return ()
-        if silent is not None and heard and silent >= policy.silence_s:
-            said.append(f"the launcher of job {job.name} misses its agent for {silent:.1f} s")
-        if job.batch_host == node.name and job.silent_s >= policy.silence_s:
-            said.append(f"it is the batch host of job {job.name}, not heard for {job.silent_s:.1f} s")
+        if silent is not None and job.beat_age_s < policy.tense_beat_s:
+            if silent < policy.witness_s:
+                return {}
+            if silent >= policy.silence_s:
+                why = f"the launcher of job {job.name} misses its agent for {silent:.1f} s"
+                said.setdefault(NodeWitness.AGENT, []).append(why)
+        if job.batch_host == node.name and job.beat_age_s >= policy.silence_s:
+            why = f"it is the batch host of job {job.name}, not heard for {job.beat_age_s:.1f} s"
+            said.setdefault(NodeWitness.AGENT, []).append(why)
     if jobs and not node.responding and node.slurmd is ProbeResult.SILENT and node.away_s >= policy.silence_s:
-        said.append("slurmctld misses it too")
-    return tuple(said)
+        said[NodeWitness.CONTROLLER] = [NodeWitness.CONTROLLER.value]
+    return said
 
 
 def node_remedy(
@@ -173,12 +177,14 @@ def blamed(
 
 
 def brake(dead: Mapping[NodeName, object], snapshot: Snapshot, policy: WatchPolicy) -> tuple[str, ...]:
-    """Return why so many deaths at once are not believed; empty when they are."""
-    count = len(set(dead) | snapshot.dead_lately)
-    most = max(policy.most_dead, len(snapshot.nodes) // 10)
-    if not dead or count <= most:
+    """Return why so many deaths at once are not believed yet; empty when they are."""
+    silent_s = [snapshot.nodes[name].away_s for name in dead]
+    lately = [0.0] * len(snapshot.dead_lately - dead.keys())
+    most, brake_s = policy.most_at_once, policy.brake_s
+    if not dead or not is_braked([*silent_s, *lately], len(snapshot.nodes), most=most, brake_s=brake_s):
         return ()
-    return (f"brake: {count} dead nodes within {policy.brake_window_s:.0f} s are more than the {most} believed",)
+    count = len(silent_s) + len(lately)
+    return (f"brake: {count} dead nodes at once: nothing is done until they are silent for {brake_s:.0f} s",)
 
 
 # Silent leaves: is it their switch?
@@ -210,7 +216,7 @@ def _silent_leaf(node: NodeSnapshot) -> bool:
 def _misses(job: JobSnapshot, leaf: set[NodeName], policy: WatchPolicy) -> bool:
     """Whether a job is the second witness: its launcher misses an agent there, or ran there and is silent."""
     if job.beat_age_s >= policy.tense_beat_s:
-        return job.batch_host in leaf and job.silent_s >= policy.silence_s
+        return job.batch_host in leaf and job.beat_age_s >= policy.silence_s
     return any(job.agents_silent.get(name, 0.0) >= policy.silence_s for name in leaf)
 
 
@@ -241,9 +247,7 @@ def about_leaf(
     )
     lately = snapshot.leaves_lately - {name}
     if leaves > 1 or lately:
-        said = (
-            f"brake: {leaves + len(lately)} leaves within {policy.brake_window_s:.0f} s; one at a time is believed"
-        )
+        said = f"brake: {leaves + len(lately)} leaves within {policy.brake_s:.0f} s; one at a time is believed"
         return [replace(verdict, reasons=(*verdict.reasons, said))]
     if not policy.act_on_switch:
         return [verdict]
@@ -296,19 +300,32 @@ def _lost(node: NodeSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> Verdic
 # Nodes that are sick by their own checks.
 
 
-def sick_nodes(
-    snapshot: Snapshot, policy: WatchPolicy, elsewhere: AbstractSet[NodeName | None], *, storage_frozen: bool
-) -> list[Verdict]:
+def sick_nodes(snapshot: Snapshot, policy: WatchPolicy, elsewhere: AbstractSet[NodeName | None]) -> list[Verdict]:
     """Return what the nodes' checks found, leaving out nodes that are `elsewhere`: another verdict's."""
-    found = {
-        name: those
+    frozen = storage_frozen(snapshot, policy)
+    telling = {
+        name: node
         for name, node in sorted(snapshot.nodes.items())
         if node.findings and name not in elsewhere and not node.down
-        if (those := counting(node, storage_frozen=storage_frozen))
     }
-    grave = {name for name, those in found.items() if those[0].severity is Severity.ERROR}
-    held = _brake(grave, snapshot, policy)
+    found = {name: those for name, node in telling.items() if (those := counting(node, storage_frozen=frozen))}
+    grave = {name for name, node in telling.items() if _is_grave(counting(node, storage_frozen=False))}
+    # A site's check gone wrong finds fault with every node, one after another: it must not drain them all.
+    count = len(grave | {name for name, node in snapshot.nodes.items() if node.sick})
+    braked = is_braked([0.0] * count, len(snapshot.nodes), most=policy.most_at_once, brake_s=policy.brake_s)
+    held = (f"brake: {count} nodes sick at once: is a check at fault?",) if braked else ()
     return [_verdict(snapshot.nodes[name], those, held) for name, those in found.items()]
+
+
+def _is_grave(findings: tuple[Finding, ...]) -> bool:
+    return bool(findings) and findings[0].severity is Severity.ERROR
+
+
+def storage_frozen(snapshot: Snapshot, policy: WatchPolicy) -> bool:
+    """Whether mounts are stuck on so many nodes at once that it is the storage's fault, not theirs."""
+    # Unknown counts here: it does no one harm to be taken for frozen, and a hanging look is how a freeze shows.
+    stuck = [node for node in snapshot.nodes.values() if any(one.check == MOUNT for one in node.findings)]
+    return len(stuck) > policy.most_at_once
 
 
 def counting(node: NodeSnapshot, *, storage_frozen: bool) -> tuple[Finding, ...]:
@@ -319,15 +336,6 @@ def counting(node: NodeSnapshot, *, storage_frozen: bool) -> tuple[Finding, ...]
     known = [one for one in node.findings if one.severity in _REMEDIES and one.check not in apart]
     ladder = list(_REMEDIES)
     return tuple(sorted(known, key=lambda one: -ladder.index(one.severity)))
-
-
-def _brake(grave: set[NodeName], snapshot: Snapshot, policy: WatchPolicy) -> tuple[str, ...]:
-    """A site's check gone wrong finds fault with every node, one after another: it must not drain them all."""
-    already = {name for name, node in snapshot.nodes.items() if node.sick}
-    count, most = len(grave | already), max(policy.most_sick, len(snapshot.nodes) // 10)
-    if count <= most:
-        return ()
-    return (f"brake: {count} nodes sick at once are more than the {most} believed; is a check at fault?",)
 
 
 def _verdict(node: NodeSnapshot, findings: tuple[Finding, ...], held: tuple[str, ...]) -> Verdict:
@@ -434,7 +442,7 @@ def _another_kernel(job: JobSnapshot, node: NodeSnapshot, policy: WatchPolicy) -
 def _missed_s(job: JobSnapshot, name: NodeName, policy: WatchPolicy) -> float | None:
     """Return for how long the launcher misses its agent there, or we miss it, if it ran there; None: not."""
     if name == job.batch_host:
-        return job.beat_age_s if job.silent_s >= policy.silence_s else None
+        return job.beat_age_s if job.beat_age_s >= policy.silence_s else None
     silent_s = job.agents_silent.get(name, 0.0)
     return silent_s if job.beat_age_s < policy.tense_beat_s and silent_s >= policy.witness_s else None
 

@@ -2,8 +2,8 @@
 
 The rules, in their order of precedence:
 
-- Many nodes silent at once is us, a switch or a controller, not many bad nodes: touch nothing, for a while.
-- A node that nothing was heard of for `silence_s` is lost; ranks on it: relaunch without it, or be stranded.
+- A node is lost by the witnesses against it (`witnesses.py`); ranks on it: relaunch without it, or be stranded.
+- Of most nodes at once our own wire says less: that is us, a switch or a controller: touch nothing, for a while.
 - A node that was rebooted, too fast to be missed: its ranks are gone, relaunch.
 - Ranks that failed while every node answers questions asked after that: `rank_failure.py` says why, and whether
   another attempt makes sense.
@@ -16,12 +16,14 @@ Relaunched is on as many nodes as before; on fewer only where the job is elastic
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.recovery.rank_failure import Cause, Failed, Ran, RelaunchLimits, Tried, diagnose, stop_for
 from deeplink.scheduler.recovery.records import IncidentKind
+from deeplink.scheduler.recovery.witnesses import NodeWitness, is_proved
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -40,7 +42,6 @@ class Silence:
     answer_s: float  # since its agent last answered
     contact_s: float  # the same, or its machine did: it accepted a connection, or answered at slurmd's port
     question_s: float  # since the newest question that was answered was asked: what it knew before does not count
-    answering_s: float = 0.0  # for how long it has answered by now without a gap of GAP_S
     deaf_s: float = 0.0  # for how long its machine has been in contact without an answer of its agent
 
 
@@ -63,11 +64,10 @@ class NextMove(Enum):
 class RelaunchPolicy:
     """The thresholds, in seconds."""
 
-    silence_s: float = 2.5  # a node out of contact for so long is lost
-    starved_s: float = 30.0  # a node whose machine is in contact, and its agent silent for so long, is lost
+    silence_s: float = 2.5  # an agent, or a machine, that is silent for so long is a witness
     doubt_s: float = 1.5  # from here on a node is in doubt: no ranks are put on it
     settle_s: float = 0.5  # after ranks failed, every node must answer a question asked this much later
-    partition_s: float = 60.0  # how long to touch nothing while most nodes are silent
+    brake_s: float = 60.0  # how long to touch nothing on one witness, or while most nodes are silent
     limits: RelaunchLimits = field(default_factory=RelaunchLimits)  # how often ranks are started again
 
 
@@ -84,6 +84,7 @@ class AttemptEvidence:
     exited_for_s: float = 0.0  # since it ended
     ran_for_s: float = 0.0  # since it was started
     failed: Failed = field(default_factory=Failed)  # what is known of the first failed rank
+    stepped_s: float = math.inf  # since any rank of this attempt made a new step; inf: none has told of one
     hung: str = ""  # why ranks count as hung; empty while they do not
     slow: str = ""  # why a rank is to be replaced; empty while none is
     suspects: tuple[NodeName, ...] = ()  # the nodes to blame for that, where it can be told
@@ -120,7 +121,10 @@ def decide(seen: AttemptEvidence, policy: RelaunchPolicy) -> AttemptVerdict:
     """Return what to do."""
     if seen.exit_code == 0:
         return AttemptVerdict(NextMove.SUCCEEDED)
-    lost, starved = _lost_and_deaf(seen, policy)
+    lost, away, deaf = _silent(seen, policy)
+    together = _silent_together(seen, policy)
+    if away and together:
+        return _at_once(f"{len(away)} of {len(seen.silence)} nodes are silent at once: a switch, or us")
     if lost:
         return _about_lost(seen, policy, lost)
     if seen.rebooted:
@@ -128,12 +132,11 @@ def decide(seen: AttemptEvidence, policy: RelaunchPolicy) -> AttemptVerdict:
         return _again(seen, policy, Cause.NODE_LOST, IncidentKind.NODE_SILENT, because, suspects=seen.rebooted)
     if seen.exit_code is not None:
         return _about_failed(seen, policy, seen.exit_code)
-    if starved:
-        because = (
-            f"agents on {', '.join(starved)} are silent, most at once, and their machines answer; touching nothing"
-        )
-        return AttemptVerdict(NextMove.WAIT, because, kind=IncidentKind.AGENTS_SILENT)
-    return _about_late(seen, policy) if seen.hung or seen.slow else AttemptVerdict(NextMove.CONTINUE)
+    return _about_late(seen, policy, deaf if together else ())
+
+
+def _at_once(because: str) -> AttemptVerdict:
+    return AttemptVerdict(NextMove.WAIT, f"{because}; touching nothing", kind=IncidentKind.AGENTS_SILENT)
 
 
 def _stranded(because: str, lost: tuple[NodeName, ...]) -> AttemptVerdict:
@@ -158,27 +161,45 @@ def _silent_together(seen: AttemptEvidence, policy: RelaunchPolicy) -> bool:
     return 2 * len(_doubtful(seen, policy).intersection(nodes)) > len(nodes) > 1
 
 
-def _lost_and_deaf(
-    seen: AttemptEvidence, policy: RelaunchPolicy
-) -> tuple[tuple[NodeName, ...], tuple[NodeName, ...]]:
-    """Return the nodes that are lost, and those that only seem so."""
-    # An agent that falls silent with most others is not ill: the wire is, or whatever they have in common.
-    silence = {node: seen.silence[node] for node in (*seen.active, *seen.spares) if node != seen.here}
-    away = [node for node, one in silence.items() if one.contact_s >= policy.silence_s]
-    starved = [node for node, one in silence.items() if one.deaf_s >= policy.starved_s]
+def _silent(seen: AttemptEvidence, policy: RelaunchPolicy) -> tuple[tuple[NodeName, ...], ...]:
+    """Return the nodes that are lost; of the other silent ones those out of contact; and those in contact."""
     together = _silent_together(seen, policy)
-    lost = tuple(node for node in silence if node in away or (node in starved and not together))
-    return lost, tuple(node for node in silence if node in starved and node not in lost)
+    silent = [
+        node
+        for node in (*seen.active, *seen.spares)
+        if node != seen.here and seen.silence[node].answer_s >= policy.silence_s
+    ]
+    lost = tuple(node for node in silent if _is_lost(node, seen, policy, together=together))
+    away = tuple(node for node in silent if node not in lost and seen.silence[node].contact_s >= policy.silence_s)
+    return lost, away, tuple(node for node in silent if node not in (*lost, *away))
 
 
-def _about_late(seen: AttemptEvidence, policy: RelaunchPolicy) -> AttemptVerdict:
+def _is_lost(node: NodeName, seen: AttemptEvidence, policy: RelaunchPolicy, *, together: bool) -> bool:
+    one = seen.silence[node]
+    away = one.contact_s >= policy.silence_s
+    said = {
+        NodeWitness.AGENT: one.deaf_s >= policy.silence_s or away,
+        NodeWitness.MACHINE: away and not together,  # of most nodes it is our own wire that says both
+        NodeWitness.RANKS: bool(seen.hung) and not together,
+        NodeWitness.SLURM: node in seen.taken and away,
+    }
+    if is_proved([witness for witness, speaks in said.items() if speaks]):
+        return True
+    # Steps that others make with it clear a node whose agent alone is silent.
+    alone_s = 0.0 if together else min(one.deaf_s, seen.stepped_s)
+    return max(one.contact_s, alone_s) >= policy.brake_s
+
+
+def _about_late(seen: AttemptEvidence, policy: RelaunchPolicy, deaf: tuple[NodeName, ...]) -> AttemptVerdict:
+    if deaf:
+        return _at_once(f"agents on {', '.join(deaf)} are silent, and their machines answer")
     doubtful = _doubtful(seen, policy)
     if seen.hung:
         if doubtful:
             return AttemptVerdict(NextMove.WAIT, "no progress, and a node is in doubt")
         because = f"{seen.hung} while every node answers"
         return _again(seen, policy, Cause.HANG, IncidentKind.RANKS_HUNG, because, suspects=seen.suspects)
-    if doubtful or len(seen.spares) < len(seen.suspects) or seen.tried.since_progress:
+    if not seen.slow or doubtful or len(seen.spares) < len(seen.suspects) or seen.tried.since_progress:
         return AttemptVerdict(NextMove.CONTINUE)  # slow is better than not at all
     again = _again(seen, policy, Cause.HANG, IncidentKind.STRAGGLER, seen.slow, suspects=seen.suspects)
     return replace(again, slow=True) if again.move is NextMove.RELAUNCH else AttemptVerdict(NextMove.CONTINUE)
@@ -186,11 +207,7 @@ def _about_late(seen: AttemptEvidence, policy: RelaunchPolicy) -> AttemptVerdict
 
 def _about_lost(seen: AttemptEvidence, policy: RelaunchPolicy, lost: tuple[NodeName, ...]) -> AttemptVerdict:
     doubtful = _doubtful(seen, policy)
-    together = len(seen.active) + len(seen.spares)
     longest = max(seen.silence[node].answer_s for node in lost)
-    if _silent_together(seen, policy) and longest < policy.partition_s:
-        because = f"{len(doubtful)} of {together} nodes are silent at once: a switch, or us; touching nothing"
-        return AttemptVerdict(NextMove.WAIT, because, kind=IncidentKind.AGENTS_SILENT)
     because = f"nothing heard of {', '.join(lost)} for {longest:.1f} s"
     if not set(lost) & set(seen.active):
         return AttemptVerdict(NextMove.DROP_SPARES, because, lost=lost, kind=IncidentKind.NODE_SILENT)
@@ -211,7 +228,7 @@ def _about_failed(seen: AttemptEvidence, policy: RelaunchPolicy, code: int) -> A
     # a question that was asked after the failure.
     least_s = seen.exited_for_s - policy.settle_s
     unproved = [seen.silence[node] for node in seen.active if seen.silence[node].question_s > least_s]
-    if unproved and max(silence.answer_s for silence in unproved) < policy.starved_s:
+    if unproved and max(silence.answer_s for silence in unproved) < policy.brake_s:
         return AttemptVerdict(NextMove.WAIT, "ranks failed; asking whether a node did")
     ran = {node: Ran(unix - seen.ran_for_s, unix - seen.exited_for_s) for node, unix in seen.unix.items()}
     found = diagnose(code, seen.failed, seen.active, seen.health, ran)

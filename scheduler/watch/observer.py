@@ -20,8 +20,6 @@ from deeplink.scheduler.recovery.evidence import (
     Snapshot,
     WatchPolicy,
     controls,
-    long_mute,
-    mute_launchers,
     targets,
     tense,
 )
@@ -86,10 +84,7 @@ class Observer:
         self.doubted = self._cut_off = self.tense = False
         self._probed = ProbeHistory(prober=prober, clock=clock)
         self._boots, self._wellness = BootHistory(), HealthHistory()
-        self._doubted_at: float | None = None
-        self.unheard = False  # no launcher is heard, and that may be us, though nothing else speaks for it
-        self._looked = float("-inf")
-        self._deaf: dict[int, tuple[float, float]] = {}
+        self._doubted_at, self._mute_s = float("-inf"), 0.0
         self._leaves: dict[NodeName, str] = {}
         self._leaves_at = float("-inf")
         self._port = 0
@@ -121,8 +116,7 @@ class Observer:
         now = self.clock.monotonic()
         if self.doubted:
             self._doubted_at = now
-        lasted_s = now - self._looked if self.doubted or self.unheard else 0.0
-        self._looked = now
+        self._forgive_mute(now)
         heard = [
             (one, self.cluster.jobs[JobId(one.beat.attempt.job)])
             for one in self.heartbeats.all()
@@ -131,14 +125,12 @@ class Observer:
         heard.sort(key=lambda one: one[0].beat.attempt.job)  # the same order each time: the first one names things
         known = {one.beat.attempt.job for one, _ in heard}
         self.memory.forget(known)
-        self._deaf = {job: deaf for job, deaf in self._deaf.items() if job in known}
-        jobs = tuple(self._job(one, row, now, lasted_s) for one, row in heard)
+        jobs = tuple(self._job(one, row, now) for one, row in heard)
         said = words(
             self.heartbeats.attended(), ((one, frozenset(row.nodes)) for one, row in heard), now, self.policy
         )
         before = self._nodes(jobs, said, now)
-        weary = long_mute(mute_launchers(jobs, self.policy)) and not self._cut_off
-        suspicious = () if weary else tense(jobs, self.policy)
+        suspicious = tense(jobs, self.policy, cut_off=self._cut_off)
         self.tense = bool(suspicious)
         self.probe_now(targets(suspicious, before, self.policy))
         nodes = self._probed.seen(before, now)
@@ -150,13 +142,12 @@ class Observer:
             controller_problem=self.cluster.problem,
             dead_lately=frozenset(name for name, leaf in lately.items() if not leaf),
             leaves_lately=frozenset(leaf for leaf in lately.values() if leaf),
-            sure_s=None if self._doubted_at is None else now - self._doubted_at,
         )
 
     def _given_up_lately(self, nodes: Mapping[NodeName, NodeSnapshot]) -> dict[NodeName, str]:
         """Return the nodes given up within the brake's window, and the leaf in whose name; empty: their own."""
         # Nodes drained for what their checks find are not among them: those have a brake of their own.
-        since = self.clock.unix() - self.policy.brake_window_s
+        since = self.clock.unix() - self.policy.brake_s
         lately = {}
         for name, began in self.memory.drained().items():
             node = nodes.get(name)
@@ -237,15 +228,24 @@ class Observer:
         self.doubted, self._cut_off = True, self._cut_off or network
 
     def trust(self) -> None:
-        """Note that we trust ourselves again. Probes made over a network in doubt say nothing."""
+        """Note that we trust ourselves again. What was not heard over a network in doubt says nothing."""
         if self._cut_off:
             self._probed.forget()
+            self.heartbeats.forgive(self.clock.monotonic(), away=False)
         self.doubted = self._cut_off = False
 
     def forgive(self) -> None:
         """Forget every unbroken row: it was we who were away."""
         self._probed.forget()
         self.heartbeats.forgive(self.clock.monotonic())
+
+    def _forgive_mute(self, now: float) -> None:
+        """Let silences begin again where none of several launchers was heard for long, and one is now."""
+        # It may have been our port that was closed: the others are heard a moment later.
+        ages = [now - one.heard_at for one in self.heartbeats.all() if one.ourselves and not one.beat.phase.ended]
+        before, self._mute_s = self._mute_s, min(ages) if len(ages) > 1 else 0.0
+        if before >= self.policy.launcher_lost_s / 2 > self._mute_s:
+            self.heartbeats.forgive(now, away=False)
 
     def called(self, job: int) -> str:
         """Return what a job is called, `12_3` for a task of an array; its raw id where Slurm does not know it."""
@@ -257,15 +257,7 @@ class Observer:
         row = self.cluster.jobs.get(JobId(heard.beat.attempt.job))
         return row is not None and (not heard.beat.user or row.user == heard.beat.user)
 
-    def _deaf_s(self, heard: LauncherHeartbeat, now: float, lasted_s: float) -> float:
-        """Return for how long since its newest heartbeat we may have been deaf."""
-        job, since = heard.beat.attempt.job, heard.heard_at
-        before = self._deaf.get(job, (since, 0.0))
-        deaf_s = (before[1] if before[0] == since else 0.0) + min(lasted_s, max(0.0, now - since))
-        self._deaf[job] = (since, deaf_s)
-        return deaf_s
-
-    def _job(self, heard: LauncherHeartbeat, row: JobRow, now: float, lasted_s: float) -> JobSnapshot:
+    def _job(self, heard: LauncherHeartbeat, row: JobRow, now: float) -> JobSnapshot:
         beat, age = heard.beat, max(0.0, now - heard.heard_at)
         remembered, known = self.memory.of(heard), self.cluster.nodes
         return JobSnapshot(
@@ -281,7 +273,6 @@ class Observer:
             spares=beat.spares,
             batch_host=row.batch_host,
             beat_age_s=age,
-            deaf_s=self._deaf_s(heard, now, lasted_s),
             agents_silent={
                 node.name: node.silent_s + (age if node.silent_s >= self.policy.tense_agent_s else 0.0)
                 for node in beat.node_beats
@@ -291,6 +282,7 @@ class Observer:
             suspects=remembered.suspects,
             heard=heard.ourselves,
             missed_s=heard.missed_s,
+            doubted=heard.missed_s > 0.0 or heard.heard_at <= self._doubted_at,
             rescued=remembered.rescued,
             boots=heard.boots,
             told=remembered.told,

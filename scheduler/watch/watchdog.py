@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from deeplink.core.descriptors import LockHeldError, opened, try_lock
 from deeplink.scheduler.journal.journal import JournalError
 from deeplink.scheduler.recovery.evidence import PASSING, Remedy
-from deeplink.scheduler.recovery.judge import cut_off, is_over, judge, unheard
+from deeplink.scheduler.recovery.judge import cut_off, is_over, judge
 from deeplink.scheduler.recovery.records import Incident, IncidentKind, IncidentOutcome, incident_id
 from deeplink.scheduler.watch.memory import REMEMBERED_S, ReturnedNodes
 
@@ -175,7 +175,6 @@ class Daemon:
         doubt = _doubt(verdicts)
         if doubt:
             self.observer.doubt(network=bool(cut_off(snapshot)))
-        self.observer.unheard = bool(unheard(snapshot, self.policy))
         if self._tracker.hear_doubt(doubt):
             self.metrics.verdicts.labels(IncidentKind.WATCHDOG_PARTITIONED).inc()
         if not doubt:
@@ -343,11 +342,10 @@ class IncidentTracker:
         )
 
     def _known(self, verdict: Verdict) -> Incident | None:
-        if verdict.attempt and verdict.kind in {IncidentKind.REQUEUE_HELD, IncidentKind.STORAGE_FROZEN}:
-            # What made Slurm requeue it is on record, being held is a part of that; and what a launcher told about
-            # its storage is.
+        if verdict.attempt and verdict.kind is IncidentKind.REQUEUE_HELD:
+            # What made Slurm requeue it is on record, and being held is a part of that.
             for hit in self.journal.incidents(job=verdict.attempt.job, limit=16):
-                if hit.attempt == verdict.attempt and verdict.kind in {IncidentKind.REQUEUE_HELD, hit.kind}:
+                if hit.attempt == verdict.attempt:
                     return hit
         return self.journal.incident(verdict.incident)
 

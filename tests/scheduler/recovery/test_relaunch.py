@@ -105,8 +105,21 @@ def test_an_agent_too_starved_to_answer_is_not_a_lost_node() -> None:
     assert decide(seen("a b c", "d", {"b": STARVED}), POLICY).move is NextMove.CONTINUE
 
 
-def test_an_agent_that_starves_for_long_is() -> None:
+def test_an_agent_that_starves_for_long_is_where_no_rank_makes_a_step_meanwhile() -> None:
     assert decide(seen("a b c", "d", {"b": DEAF}), POLICY).move is NextMove.RELAUNCH
+    assert decide(seen("a b c", "d", {"b": DEAF}, stepped_s=70.0), POLICY).move is NextMove.RELAUNCH
+
+
+def test_steps_that_go_on_clear_a_node_whose_agent_alone_is_silent_however_long() -> None:
+    assert decide(seen("a b c", "d", {"b": DEAF}, stepped_s=1.0), POLICY).move is NextMove.CONTINUE
+    assert decide(seen("a b c", "d", {"b": GONE}, stepped_s=1.0), POLICY).move is NextMove.RELAUNCH, (
+        "two witnesses"
+    )
+
+
+def test_ranks_that_make_no_steps_are_the_second_witness_against_a_silent_agent() -> None:
+    verdict = decide(seen("a b c", "d", {"b": STARVED}, hung="no progress"), POLICY)
+    assert (verdict.move, verdict.lost) == (NextMove.RELAUNCH, ("b",))
 
 
 def test_time_out_of_reach_makes_no_agent_starve() -> None:
@@ -250,6 +263,7 @@ def evidences(draw: st.DrawFn) -> AttemptEvidence:
         silence=silence,
         exit_code=draw(st.none() | st.integers(0, 255)),
         exited_for_s=draw(seconds),
+        stepped_s=draw(seconds),
         hung=draw(st.sampled_from(["", "no progress"])),
         slow=draw(st.sampled_from(["", "slow"])),
         fewest=draw(st.none() | st.integers(1, active)),
@@ -266,7 +280,9 @@ def evidences(draw: st.DrawFn) -> AttemptEvidence:
 def test_what_holds_of_every_verdict(evidence: AttemptEvidence) -> None:
     verdict = decide(evidence, POLICY)
     for silence in (evidence.silence[node] for node in verdict.lost):
-        assert silence.contact_s >= POLICY.silence_s or silence.deaf_s >= POLICY.starved_s
+        assert silence.answer_s >= POLICY.silence_s, "an agent that answers clears its node"
+        witnesses = (silence.contact_s >= POLICY.silence_s) + bool(evidence.hung)
+        assert witnesses or silence.deaf_s >= POLICY.brake_s
     if verdict.move is NextMove.RELAUNCH:
         left = [node for node in evidence.silence if node not in verdict.lost]
         assert len(left) >= (evidence.fewest or len(evidence.active)), "there are nodes to run on"
