@@ -224,8 +224,8 @@ def _recipe(context: click.Context, _parameter: click.Parameter, value: str) -> 
 )
 @option(
     "--step-timeout auto|off|SECONDS",
-    "Start the ranks again when no newer step was reported for so long (after the first); auto: when ranks "
-    "are late by the job's own history, and their processes show that they hang. [default: auto]",
+    "Start the ranks again when no newer step was reported for so long (after the first); auto: after five "
+    "steps of the job's own, 30 seconds at least, where it is seen that ranks hang. [default: auto]",
     callback=_step_timeout,
     default="auto",
     envvar="DEEPLINK_STEP_TIMEOUT",

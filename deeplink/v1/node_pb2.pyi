@@ -323,6 +323,64 @@ class StacksReply(_message.Message):
 Global___StacksReply: _TypeAlias = StacksReply  # noqa: Y015
 
 @_typing.final
+class TestPeersRequest(_message.Message):
+    """First the ones are asked to listen, then the others to connect to them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LISTEN_ON_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    FOR_S_FIELD_NUMBER: _builtins.int
+    listen_on: _builtins.str
+    """listen at this address of the node's own, on a port the kernel chooses; empty: do not"""
+    for_s: _builtins.float
+    """how long to listen, or to try; seconds"""
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """HOST:PORT of those to connect to, at most 64"""
+
+    def __init__(
+        self,
+        *,
+        listen_on: _builtins.str = ...,
+        peers: _abc.Iterable[_builtins.str] | None = ...,
+        for_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_s", b"for_s", "listen_on", b"listen_on", "peers", b"peers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TestPeersRequest: _TypeAlias = TestPeersRequest  # noqa: Y015
+
+@_typing.final
+class TestPeersReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PORT_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
+    port: _builtins.int
+    """where it listens; 0: it does not"""
+    @_builtins.property
+    def reached(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the peers with which bytes went both ways"""
+
+    def __init__(
+        self,
+        *,
+        port: _builtins.int = ...,
+        reached: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["port", b"port", "reached", b"reached"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TestPeersReply: _TypeAlias = TestPeersReply  # noqa: Y015
+
+@_typing.final
 class RankStack(_message.Message):
     """Where one rank is."""
 

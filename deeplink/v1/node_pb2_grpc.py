@@ -55,6 +55,11 @@ class NodeStub(object):
                 request_serializer=deeplink_dot_v1_dot_node__pb2.StacksRequest.SerializeToString,
                 response_deserializer=deeplink_dot_v1_dot_node__pb2.StacksReply.FromString,
                 _registered_method=True)
+        self.TestPeers = channel.unary_unary(
+                '/deeplink.v1.Node/TestPeers',
+                request_serializer=deeplink_dot_v1_dot_node__pb2.TestPeersRequest.SerializeToString,
+                response_deserializer=deeplink_dot_v1_dot_node__pb2.TestPeersReply.FromString,
+                _registered_method=True)
 
 
 class NodeServicer(object):
@@ -89,6 +94,13 @@ class NodeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TestPeers(self, request, context):
+        """Exchange bytes with other agents over the network that ranks use: asked of ranks that hang, too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Stacks,
                     request_deserializer=deeplink_dot_v1_dot_node__pb2.StacksRequest.FromString,
                     response_serializer=deeplink_dot_v1_dot_node__pb2.StacksReply.SerializeToString,
+            ),
+            'TestPeers': grpc.unary_unary_rpc_method_handler(
+                    servicer.TestPeers,
+                    request_deserializer=deeplink_dot_v1_dot_node__pb2.TestPeersRequest.FromString,
+                    response_serializer=deeplink_dot_v1_dot_node__pb2.TestPeersReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +239,33 @@ class Node(object):
             '/deeplink.v1.Node/Stacks',
             deeplink_dot_v1_dot_node__pb2.StacksRequest.SerializeToString,
             deeplink_dot_v1_dot_node__pb2.StacksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TestPeers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deeplink.v1.Node/TestPeers',
+            deeplink_dot_v1_dot_node__pb2.TestPeersRequest.SerializeToString,
+            deeplink_dot_v1_dot_node__pb2.TestPeersReply.FromString,
             options,
             channel_credentials,
             insecure,

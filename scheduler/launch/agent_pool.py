@@ -275,12 +275,9 @@ class AgentPool:
         """Return which boot of its kernel each node runs; empty where it does not say."""
         return {name: one.boot_id for name, one in self._nodes.items()}
 
-    def ask_stacks(
-        self, nodes: Iterable[NodeName], request: node_pb2.StacksRequest, timeout_s: float
-    ) -> dict[NodeName, Any]:
-        """Ask these nodes' agents at once where ranks are; return the calls under way, futures of StacksReply."""
-        known = [node for node in nodes if node in self._nodes]
-        return {node: self._nodes[node].stub.Stacks.future(request, timeout=timeout_s) for node in known}
+    def stubs(self, nodes: Iterable[NodeName]) -> dict[NodeName, Any]:
+        """Return what calls these nodes' agents directly, as long as they are reached by the same addresses."""
+        return {node: self._nodes[node].stub for node in nodes if node in self._nodes}
 
     @property
     def is_gone(self) -> bool:

@@ -4,13 +4,15 @@ The signs, the surest first: a process that is stopped, gone or stuck in the ker
 stuck at most half of them: where most have ended, or storage holds most, they are not the odd ones); a rank in no
 collective while others wait in one; the one rank that is elsewhere than all others, which are at one place; the
 rank that is steps behind. Where none of them tells, nobody is blamed.
+
+To be to blame is not to hang: who reads or writes, or works, keeps the others waiting as well (`deadlock`).
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 from deeplink.core.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from deeplink.core.types import NodeName
 
@@ -51,6 +53,20 @@ _COLLECTIVES = frozenset(
         "Barrier",
     }
 )
+# Where a rank moves data: torch's loader, its and others' saves, the network. Storage may be long about it.
+_DATA_FILES = frozenset(
+    {
+        "dataloader.py",
+        "fetch.py",
+        "serialization.py",
+        "filesystem.py",
+        "ssl.py",
+        "socket.py",
+        "client.py",
+        "asyn.py",
+    }
+)
+IDLE_S = 15.0  # so long a rank must have been seen idle, without a break, to count as one that does nothing
 _PY_SPY = re.compile(r"^ {4}(?P<function>\S.*?) \((?P<file>[^()]*?)(?::\d+)?\)$")
 _FAULTHANDLER = re.compile(r'^  File "(?P<file>[^"]*)", line \d+ in (?P<function>.+)$')
 _THREAD = re.compile(r"^(?:Current )?[Tt]hread ")
@@ -97,11 +113,21 @@ def activity(
         return RankActivity(ActivityAnswer.STOPPED, stopped)
     if held:
         return RankActivity(ActivityAnswer.HELD, held)
-    least_s = IDLE_SHARE * between_s
-    working = tuple(rank for rank, (first, last) in here.items() if last.cpu_s - first.cpu_s > least_s)
+    working = tuple(here.keys() - idle_ranks(before, now, between_s))
     if working:
         return RankActivity(ActivityAnswer.WORKING, working)
     return RankActivity(ActivityAnswer.IDLE if len(both) >= world else ActivityAnswer.UNKNOWN)
+
+
+def idle_ranks(
+    before: Mapping[int, ProcessSnapshot], now: Mapping[int, ProcessSnapshot], between_s: float
+) -> set[int]:
+    """Return the ranks that are there and have used next to no CPU time since."""
+    return {
+        rank
+        for rank in before.keys() & now.keys()
+        if now[rank].state not in ENDED and now[rank].cpu_s - before[rank].cpu_s <= IDLE_SHARE * between_s
+    }
 
 
 @dataclass(slots=True)
@@ -113,10 +139,12 @@ class ActivityHistory:
     _looked: float = 0.0
     _idle_since: float | None = None
     _stopped_since: dict[int, float] = field(default_factory=dict)
+    _each_idle_since: dict[int, float] = field(default_factory=dict)
 
     def forget(self) -> None:
         """No rank is late any more, or other ranks are."""
-        self.newest, self._before, self._idle_since, self._stopped_since = RankActivity(), None, None, {}
+        self.newest, self._before, self._idle_since = RankActivity(), None, None
+        self._stopped_since, self._each_idle_since = {}, {}
 
     def look(self, now: Mapping[int, ProcessSnapshot], at: float, world: int) -> None:
         """Take in one look."""
@@ -128,6 +156,8 @@ class ActivityHistory:
                 self._idle_since = None
             elif self._idle_since is None:
                 self._idle_since = self._looked
+            idle = idle_ranks(self._before, now, at - self._looked)
+            self._each_idle_since = {rank: self._each_idle_since.get(rank, self._looked) for rank in idle}
             still = self.newest.ranks if self.newest.answer is ActivityAnswer.STOPPED else ()
             self._stopped_since = {rank: self._stopped_since.get(rank, self._looked) for rank in still}
         self._before, self._looked = dict(now), at
@@ -135,6 +165,10 @@ class ActivityHistory:
     def idle_s(self) -> float:
         """Return for how long no rank has worked, as far as looked; 0 while one does."""
         return 0.0 if self._idle_since is None else self._looked - self._idle_since
+
+    def idle(self) -> set[int]:
+        """Return the ranks that have done nothing for `IDLE_S`, as far as looked."""
+        return {rank for rank, since in self._each_idle_since.items() if self._looked - since >= IDLE_S}
 
     def stopped_s(self) -> float:
         """Return for how long a rank has been stopped while another was not, as far as looked; 0 where none is."""
@@ -155,6 +189,18 @@ class RankPlace:
     def waits(self) -> bool:
         """Whether it waits for other ranks, as far as its frames tell."""
         return any(_is_collective(frame) for frame in self.frames[:DEEP])
+
+    @property
+    def has_frames_of_python(self) -> bool:
+        """Whether its own frames are known, and not the kernel's alone."""
+        return any(frame.endswith(")") for frame in self.frames)
+
+    @property
+    def moves_data(self) -> bool:
+        """Whether it reads or writes, or may."""
+        return self.state == "D" or any(
+            frame.rstrip(")").rpartition("(")[2] in _DATA_FILES for frame in self.frames
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,11 +249,28 @@ def blame(ranks: Sequence[RankPlace]) -> Blame:
         if 0 < len(odd) <= most:
             return Blame(ranks=tuple(odd), why=f"{_are(odd)} {WORDS.get(odd[0].state, odd[0].state)}")
     known = [one for one in ranks if one.frames]
+    return _outside(known) or _elsewhere(known) or _behind(ranks)
+
+
+def deadlock(ranks: Sequence[RankPlace], idle: Collection[int], world: int) -> Blame:
+    """Return who keeps the others waiting and does nothing itself, and why; nothing where that cannot be told."""
+    # Whether a rank waits for storage only its own frames tell, not the kernel's.
+    if len(ranks) < world or not all(one.state not in ENDED and one.has_frames_of_python for one in ranks):
+        return Blame()
+    if all(one.waits and one.rank in idle for one in ranks):
+        return Blame(why=f"every rank waits for the others in {_place(ranks)}")
+    blamed = _outside(ranks)
+    if blamed is None or not all(one.rank in idle and not one.moves_data for one in blamed.ranks):
+        return Blame()
+    return replace(blamed, why=f"{blamed.why}, and works no more")
+
+
+def _outside(known: Sequence[RankPlace]) -> Blame | None:
     waiting = [one for one in known if one.waits]
     odd = [one for one in known if not one.waits]
-    if waiting and 0 < len(odd) <= len(known) // 2:
-        return Blame(ranks=tuple(odd), why=f"{_are(odd)} in {_place(odd)}{_others(waiting)}")
-    return _elsewhere(known) or _behind(ranks)
+    if not waiting or not 0 < len(odd) <= len(known) // 2:
+        return None
+    return Blame(ranks=tuple(odd), why=f"{_are(odd)} in {_place(odd)}{_others(waiting)}")
 
 
 def _elsewhere(known: Sequence[RankPlace]) -> Blame | None:

@@ -1,14 +1,16 @@
 """Finds ranks that are late, and those of them that hang; pure, time is passed in.
 
-Ranks that are late may be at something that takes long: the first step of an epoch, an evaluation nobody declared,
-storage that is slow today. To restart such a job wrongly is worse than to restart a hung one late. So beside the
-time it counts what the processes are doing:
+A rank is late after five times what the job's own steps take, and 30 s at least. To restart wrongly a job that is
+at something that takes long is worse than to restart a hung one late. So lateness alone restarts nobody:
 
-- A rank is stopped (SIGSTOP) while another one is not: nothing will ever come of that. Hung, at the learned limit,
-  or once it was seen so for ten seconds, whatever was learned.
+- A rank is stopped (SIGSTOP) while another one is not: nothing will ever come of that. Hung, at a third of the
+  limit, or once it was seen so for ten seconds, whatever was learned.
 - All are stopped: somebody holds the whole job. Left alone.
-- Nobody works: no rank, nor any process below one, uses the CPU for minutes. Hung, after ten minutes at least.
-- Somebody works: left alone, and told. Collectives that wait busily (NCCL) look like that; torch ends them itself.
+- All are late, and it is seen why nothing will come: the ranks' network is broken (`ring_test.py`), or those that
+  the others wait for neither work nor move data (`hang_attribution.py`). Hung, at the limit.
+- All are late, and nobody works: no rank, nor any process below one, uses the CPU. Hung after ten minutes: storage
+  that all wait for looks like that.
+- Somebody works: left alone, and told.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import json
 import math
 import statistics
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from deeplink.core.text import listed
@@ -27,29 +29,20 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 # Learned from the job itself, per section: how long a rank may be silent before it is late.
-SETUP, STEPS, EVALUATION, CHECKPOINT = "setup", "", "evaluation", "checkpoint"
-LEAST_S = 10.0
-FACTOR = 3.0
+SETUP, STEPS = "setup", ""
+LEAST_S = 30.0  # storage and networks that stumble are back by then
+FACTOR = 5.0
 QUANTILE = 0.99
 KEPT = 512  # silences of each section that are remembered, the newest
 MOST_SECTIONS = 64
-ENOUGH_STEPS = 40  # silences between steps that must be seen, over all ranks: four have had ten each after seconds
-ENOUGH = 8  # silences of any other section that must be seen
-DEFAULTS = {
-    # A file system that is cold for ten thousand ranks at once, compilation, a data set opened, NCCL's rings.
-    SETUP: 600.0,
-    # The first steps compile and tune kernels; NVIDIA's resiliency extension waits as long.
-    STEPS: 180.0,
-    # Shared storage that all ranks write to at once; theirs, too.
-    CHECKPOINT: 420.0,
-    # A whole pass over other data.
-    EVALUATION: 600.0,
-}
-OTHER_S = 600.0  # a section of the user's own name
+# Of a section that has never ended: first steps compile and tune kernels, a first evaluation takes what it takes.
+UNKNOWN_S = 600.0
+# A file system that is cold for ten thousand ranks at once, data that others fetch, a licence, compilation.
+SETUP_S = 1800.0
 
 STALL_S = 1.0  # if we ourselves did nothing for longer (the whole job was suspended), that time counts for no rank
-IDLE_S = 600.0  # so long no rank works before it is a hang: NCCL's own limit, and more than storage is frozen for
-IDLE_SETUP_S = 1800.0  # the same while the job is being set up, where it may wait for data or a licence
+STOPPED_SHARE = 1 / 3  # of the limit, after which a rank counts as hung that is stopped while others are not
+IDLE_S = 600.0  # so long no rank works before that alone is a hang: more than storage is frozen for
 UNHEARD_S = 30.0  # so long a rank must have been seen stopped where no rank ever reported
 WATCHED_IDLE_S = 60.0  # for how long all must have been seen idle, without a break
 
@@ -67,33 +60,21 @@ class SilenceLimit:
     """The longest allowed silence of a section."""
 
     seconds: float  # by then a rank is late
-    longest_s: float = 0.0  # the longest silence that ended well, ever; 0 before the first
     is_learned: bool = False  # whether it comes from this job's own history
-
-
-@dataclass(slots=True)
-class _Seen:
-    silences: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
-    longest_s: float = 0.0
-    count: int = 0
 
 
 class Silences:
     """Silences learned of one job, over all its attempts."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, deque[float]] = {}
 
     def learn(self, section: str, silence_s: float) -> None:
         """Take note of a silence that ended well."""
         if not math.isfinite(silence_s) or silence_s < 0:
             return
-        if section not in self._seen and len(self._seen) >= MOST_SECTIONS:
-            return
-        seen = self._seen.setdefault(section, _Seen())
-        seen.silences.append(silence_s)
-        seen.longest_s = max(seen.longest_s, silence_s)
-        seen.count += 1
+        if section in self._seen or len(self._seen) < MOST_SECTIONS:
+            self._seen.setdefault(section, deque(maxlen=KEPT)).append(silence_s)
 
     def knows(self, section: str) -> bool:
         """Whether such a section has ever ended."""
@@ -101,24 +82,17 @@ class Silences:
 
     def limit(self, section: str) -> SilenceLimit:
         """Return how long the section may be silent, by what is known now."""
-        seen = self._seen.get(section)
-        default = DEFAULTS.get(section, OTHER_S)
-        if seen is None:
-            return SilenceLimit(seconds=default)
-        ordered = sorted(seen.silences)
-        usual = FACTOR * ordered[min(len(ordered) - 1, math.ceil(QUANTILE * len(ordered)))]
-        if seen.count < (ENOUGH_STEPS if section == STEPS else ENOUGH):
-            return SilenceLimit(seconds=max(default, usual), longest_s=seen.longest_s)
-        return SilenceLimit(seconds=max(LEAST_S, usual), longest_s=seen.longest_s, is_learned=True)
+        if section not in self._seen:
+            return SilenceLimit(seconds=SETUP_S if section == SETUP else UNKNOWN_S)
+        ordered = sorted(self._seen[section])
+        usual = ordered[min(len(ordered) - 1, math.ceil(QUANTILE * len(ordered)))]
+        return SilenceLimit(seconds=max(LEAST_S, FACTOR * usual), is_learned=True)
 
     def as_text(self) -> str:
         """Return all of it as JSON, for `Silences.read`."""
+        # An older version reads it, too: it wants to know of the longest silence, and of their number.
         sections = {
-            name: {
-                "silences": [round(one, 3) for one in seen.silences],
-                "longest": seen.longest_s,
-                "count": seen.count,
-            }
+            name: {"silences": [round(one, 3) for one in seen], "longest": max(seen), "count": len(seen)}
             for name, seen in self._seen.items()
         }
         return json.dumps({"version": 1, "sections": sections})
@@ -130,14 +104,8 @@ class Silences:
         try:
             found: dict[str, Any] = json.loads(text)
             for name, one in dict(found["sections"]).items():
-                *kept, longest_s = (float(number) for number in (*one["silences"], one["longest"]))
-                if not all(math.isfinite(number) and number >= 0 for number in (*kept, longest_s)):
-                    return cls()
-                seen = _Seen(deque(kept, maxlen=KEPT))
-                seen.longest_s = max(*seen.silences, longest_s) if kept else longest_s
-                seen.count = max(int(one["count"]), len(seen.silences))
-                if kept and len(silences._seen) < MOST_SECTIONS:
-                    silences._seen[str(name)] = seen
+                for silence_s in one["silences"]:
+                    silences.learn(str(name), float(silence_s))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             return cls()
         return silences
@@ -259,12 +227,6 @@ class ProgressClock:
         """Whether these are all ranks that were heard of: then nobody makes progress."""
         return bool(late) and len(late) >= len(self._ranks)
 
-    def patience_s(self, late: Collection[LateRank]) -> float:
-        """Return for how long ranks that do not work may be silent."""
-        idle = IDLE_SETUP_S if self.is_setting_up else IDLE_S
-        longest = max((self._silences.limit(one).longest_s for one in {one.section for one in late}), default=0.0)
-        return max([idle, FACTOR * longest, *(one.limit_s for one in late)])
-
 
 def _overdue(
     ranks: Mapping[int, _Rank], limits: Mapping[str, SilenceLimit], now: float, share: float
@@ -281,27 +243,36 @@ def hung(
     late: Collection[LateRank],
     *,
     all_late: bool,  # no other rank was ever heard of: none makes progress
-    seen: RankActivity,
+    why: str,  # nothing will come of waiting, as far as was seen; empty where that cannot be told
     idle_s: float,  # for how long none of them has worked, as far as looked
-    patience_s: float,  # how long they may be silent without working
     is_set: bool,  # the limit was set: then no more is asked
 ) -> str:
     """Return why the ranks count as hung; empty while they do not."""
-    if not late:
+    if not late or not all_late:
         return ""
-    if seen.answer is ActivityAnswer.STOPPED:
+    silent_s = min(one.silent_s for one in late)
+    if not why and not is_set and silent_s > IDLE_S and idle_s >= WATCHED_IDLE_S:
+        why = "no rank works"
+    if not why and not is_set:
+        return ""
+    return f"no progress for {silent_s:.0f} s" + (f" ({longest_late(late).limit}), and {why}" if why else "")
+
+
+def stopped(
+    seen: RankActivity,
+    stopped_s: float,
+    late: Collection[LateRank],
+    *,
+    is_heard: bool,  # `late`: at STOPPED_SHARE
+) -> str:
+    """Return why ranks hang that may not even be late: one is stopped; empty where none is, or not for long."""
+    if seen.answer is not ActivityAnswer.STOPPED:
+        return ""
+    if late:
         longest = longest_late(late)
         silent = f"nothing new of {named([one.rank for one in late])} for {longest.silent_s:.0f} s"
         return f"{_stopped(seen)}, and {silent} ({longest.limit})"
-    silent_s = min(one.silent_s for one in late)
-    if not all_late or not (is_set or (silent_s > patience_s and idle_s >= WATCHED_IDLE_S)):
-        return ""
-    return f"no progress for {silent_s:.0f} s" + ("" if is_set else ", and no rank works")
-
-
-def stopped(seen: RankActivity, stopped_s: float, *, is_heard: bool) -> str:
-    """Return why ranks hang that may not even be late: one has been stopped for long; empty where none was."""
-    if seen.answer is not ActivityAnswer.STOPPED or stopped_s < (LEAST_S if is_heard else UNHEARD_S):
+    if stopped_s < (STOPPED_SHARE * LEAST_S if is_heard else UNHEARD_S):
         return ""
     return f"{_stopped(seen)}, for {stopped_s:.0f} s, and the others are not"
 

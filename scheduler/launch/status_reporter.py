@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from deeplink.scheduler.launch.backend import Backend, RunContext
-    from deeplink.scheduler.launch.hangs import StackReport
     from deeplink.scheduler.launch.launch_spec import RankLayout
+    from deeplink.scheduler.launch.stack_collector import StackReport
     from deeplink.v1 import common_pb2
 
 BEAT_S = 1.0

@@ -19,6 +19,7 @@ from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.metrics import NODE_HEARTBEATS, NODE_REPORTS
 from deeplink.rpc.channel import agent_channel, attempt_from_wire, attempt_to_wire
 from deeplink.rpc.tokens import TOKEN_HEADER
+from deeplink.scheduler.node import peer_test
 from deeplink.scheduler.node.rank_processes import Reported
 from deeplink.v1 import node_pb2, node_pb2_grpc
 
@@ -200,7 +201,7 @@ def _too_much(progress: common_pb2.Progress) -> str:
 
 
 class NodeServicer(node_pb2_grpc.NodeServicer):
-    """Answers ranks (`Report`) and launchers (`Status`, `Stacks`); `stacks` is `Stacks.__call__`."""
+    """Answers ranks (`Report`) and launchers (the others); `stacks` is `Stacks.__call__`."""
 
     def __init__(
         self,
@@ -296,6 +297,21 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             self._stacks(attempt, reported, deadline_s, states_only=request.states_only) if self._stacks else ()
         )
         return node_pb2.StacksReply(node=self._node, ranks=found)
+
+    @override
+    def TestPeers(
+        self, request: node_pb2.TestPeersRequest, context: grpc.ServicerContext
+    ) -> node_pb2.TestPeersReply:
+        """Listen for other agents, or say with which of them bytes go both ways."""
+        if len(request.peers) > peer_test.MOST_PEERS:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {peer_test.MOST_PEERS} peers are named")
+        port = 0
+        if request.listen_on:
+            try:
+                port = peer_test.listen(request.listen_on, request.for_s)
+            except OSError as problem:
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{request.listen_on}: {problem}")
+        return node_pb2.TestPeersReply(port=port, reached=peer_test.reached(request.peers, request.for_s))
 
 
 def add_to(server: grpc.Server, servicer: NodeServicer) -> str:

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.launch.hang_detection import (
-    DEFAULTS,
-    ENOUGH,
-    ENOUGH_STEPS,
+    FACTOR,
     LEAST_S,
-    OTHER_S,
+    SETUP,
+    SETUP_S,
     STEPS,
+    UNKNOWN_S,
     Silences,
 )
 
@@ -27,40 +27,35 @@ def taught(section: str, *values: float, times: int = 1) -> Silences:
     return silences
 
 
-@pytest.mark.parametrize("section", [*DEFAULTS, "a word of the user's"])
-def test_before_anything_is_known_there_is_a_generous_default(section: str) -> None:
+@pytest.mark.parametrize("section", [SETUP, STEPS, "evaluation", "a word of the user's"])
+def test_before_a_section_has_ended_once_its_limit_is_generous(section: str) -> None:
     limit = Silences().limit(section)
-    assert limit.seconds == DEFAULTS.get(section, OTHER_S) >= 180
+    assert limit.seconds == (SETUP_S if section == SETUP else UNKNOWN_S) >= 600
     assert not limit.is_learned
 
 
-def test_short_steps_are_given_ten_seconds() -> None:
-    limit = taught(STEPS, 0.5, times=ENOUGH_STEPS).limit(STEPS)
+def test_short_steps_are_given_half_a_minute_from_the_first_one_on() -> None:
+    limit = taught(STEPS, 0.5).limit(STEPS)
     assert (limit.seconds, limit.is_learned) == (LEAST_S, True)
 
 
-def test_long_steps_are_given_three_times_their_time() -> None:
-    assert taught(STEPS, 60.0, times=ENOUGH_STEPS).limit(STEPS).seconds == 180.0
-
-
-def test_one_silence_too_few_is_not_enough() -> None:
-    assert not taught(STEPS, 0.5, times=ENOUGH_STEPS - 1).limit(STEPS).is_learned
+def test_long_steps_are_given_five_times_their_time() -> None:
+    assert taught(STEPS, 60.0).limit(STEPS).seconds == 300.0
 
 
 def test_sections_are_learned_apart() -> None:
-    silences = taught("evaluation", 100.0, times=ENOUGH)
-    assert silences.limit("evaluation").seconds == 300.0
+    silences = taught("evaluation", 100.0)
+    assert silences.limit("evaluation").seconds == 500.0
     assert not silences.limit(STEPS).is_learned
 
 
 def test_an_epochs_slow_first_step_counts_once_it_is_seen_now_and_then() -> None:
     silences = taught(STEPS, *[0.5] * 60, 20.0)
-    assert silences.limit(STEPS).seconds == 60.0
+    assert silences.limit(STEPS).seconds == 100.0
 
 
-def test_one_hiccup_in_five_hundred_does_not_count_but_is_remembered() -> None:
-    limit = taught(STEPS, *[0.5] * 500, 90.0).limit(STEPS)
-    assert (limit.seconds, limit.longest_s) == (LEAST_S, 90.0)
+def test_one_hiccup_in_five_hundred_does_not_count() -> None:
+    assert taught(STEPS, *[0.5] * 500, 90.0).limit(STEPS).seconds == LEAST_S
 
 
 silence = st.floats(0, 1e5)
@@ -77,11 +72,12 @@ def test_what_is_kept_is_read_back(seen: list[tuple[str, float]]) -> None:
 
 
 @given(st.lists(silence, min_size=1, max_size=600))
-def test_nobody_is_late_sooner_than_ten_seconds_or_than_nearly_all_silences_seen(values: list[float]) -> None:
+def test_nobody_is_late_sooner_than_by_five_times_nearly_all_silences_seen(
+    values: list[float],
+) -> None:
     limit = taught(STEPS, *values).limit(STEPS)
     assert limit.seconds >= LEAST_S
-    assert sum(value > limit.seconds for value in values[-512:]) <= 0.01 * len(values[-512:])
-    assert limit.longest_s == max(values)
+    assert sum(FACTOR * value > limit.seconds for value in values[-512:]) <= 0.01 * len(values[-512:])
 
 
 json_values = st.recursive(
