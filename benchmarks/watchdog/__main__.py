@@ -6,8 +6,8 @@ make bench-watchdog ARGS=--write-docs        writes docs/benchmarks-watchdog.md 
 
 Each subject is a program of its own (`python -m benchmarks.watchdog.SUBJECT --help`) and writes its rows to
 build/bench. Those that drive a real Slurm need root; what cannot be measured here is named, with the reason. The
-faults take forty minutes, the clean hours more than an hour: `--only faults` leaves them out. The hour of random
-faults is a program of its own: `python -m benchmarks.watchdog.storm`.
+faults take forty minutes, the clean hours more than an hour: `--only faults` leaves them out. Faults
+drawn from a seed are a program of its own: `make storm`.
 """
 
 from __future__ import annotations

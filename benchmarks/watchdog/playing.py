@@ -202,7 +202,7 @@ def _gathered(
         restarts=row.restarts if row else 0,
         drained=drained,
         saves=late_saves(stand, attempt, fence) if first else (),
-        late_lines=_late_output(output, attempt) if first else 0,
+        late_lines=late_output(output, attempt) if first else 0,
         late_points=stand.late_points(attempt, fence) if first else 0,
         output=output[written:],
         gpus_s=gpus,
@@ -220,7 +220,7 @@ def late_saves(stand: Stand, attempt: Attempt, fence: float) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _late_output(output: str, attempt: Attempt) -> int:
+def late_output(output: str, attempt: Attempt) -> int:
     """Return how many lines of an older attempt came after the newer one's first."""
     words = [line.split()[0] for line in output.splitlines() if line[:1].isdigit()]
     newer = next((place for place, word in enumerate(words) if _newer(word, attempt)), len(words))

@@ -24,6 +24,7 @@ from deeplink.scheduler.slurm.client import JobVanishedError, Slurm
 from deeplink.scheduler.slurm.parse import JobAddress
 from deeplink.scheduler.testbed.cluster import Options, Sandbox
 from deeplink.scheduler.testbed.lab.laboratory import Laboratory
+from deeplink.scheduler.testbed.lifecycle import layout_of
 from deeplink.scheduler.testbed.namespaced import daemon_command
 from deeplink.scheduler.testbed.shape import CTL, Shape
 
@@ -98,8 +99,13 @@ class Stand:
 
     @classmethod
     @contextmanager
-    def up(cls, shape: Shape, *, freezable: bool = False) -> Iterator[Stand]:
+    def up(cls, shape: Shape, *, freezable: bool = False, cred_expire_s: int = 0) -> Iterator[Stand]:
         """Bring one up; whatever happens, it is taken down.
+
+        Args:
+            shape: of the cluster.
+            freezable: whether the homes are a file system of their own.
+            cred_expire_s: for so long Slurm holds a requeued job; 0: for as long as by default.
 
         Raises:
             StandError: `end_all` was called.
@@ -107,7 +113,9 @@ class Stand:
         if _ended.is_set():
             raise StandError(TOLD_TO_END)
         name = f"w-{os.getpid()}-{secrets.token_hex(2)}"
-        options = Options(slurmd_timeout=SLURMD_TIMEOUT_S, freezable=freezable)
+        socket = layout_of(name).munge_socket
+        extra = (f"AuthInfo=socket={socket},cred_expire={cred_expire_s}",) if cred_expire_s else ()
+        options = Options(slurmd_timeout=SLURMD_TIMEOUT_S, freezable=freezable, extra=extra)
         try:
             cluster = Sandbox.up(name, shape, options)
             yield cls(cluster, Laboratory(cluster), _folder(cluster, "run"))

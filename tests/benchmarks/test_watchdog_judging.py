@@ -13,7 +13,7 @@ import pytest
 from benchmarks.watchdog.facts import Facts, Line, Told, newest_step, read_logs
 from benchmarks.watchdog.faults import Measured, differing, notes_of, rows_of, stock_rows, told
 from benchmarks.watchdog.judging import _CHECKS, judge
-from benchmarks.watchdog.playing import _gathered, _kill_watchdog, _late_output
+from benchmarks.watchdog.playing import _gathered, _kill_watchdog, late_output
 from benchmarks.watchdog.scenarios import BY_NAME, SCENARIOS, STOCK, After, Never, Scenario
 from benchmarks.watchdog.stand import Stand, StandError
 from deeplink.core.types import Attempt, NodeName
@@ -294,8 +294,8 @@ def test_logs_are_read_and_a_line_that_is_being_written_is_left_out(tmp_path: Pa
 
 
 def test_output_of_a_zombie_is_what_comes_after_the_new_ones_first_line() -> None:
-    assert _late_output("1.0.0 0 45\n1.0.1 0 41\n1.0.0 3 46\nwarning\n1.0.1 0 42\n", OLD) == 1
-    assert _late_output("1.0.0 0 45\n1.0.0 3 45\n", OLD) == 0
+    assert late_output("1.0.0 0 45\n1.0.1 0 41\n1.0.0 3 46\nwarning\n1.0.1 0 42\n", OLD) == 1
+    assert late_output("1.0.0 0 45\n1.0.0 3 45\n", OLD) == 0
 
 
 def test_what_differs_from_slurms_defaults_is_told() -> None:

@@ -1,4 +1,4 @@
-"""What the storm's jobs read: a dataset packed onto the nodes, and what each job is to be fed of it."""
+"""The dataset of the storm's jobs: packed onto the nodes, and what each job is to be fed of it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from deeplink.data.digest import DeliveryDigest
 from deeplink.scheduler.testbed.shape import CTL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from benchmarks.watchdog.stand import Stand
 
-DATASET, FILES, FILE_BYTES = "storm", 600, 700
-EPOCHS = 24
+DATASET, FILES, FILE_BYTES = "storm", 240, 700
+EPOCHS = 8
 PACK_S = 120.0
 
 
-def packed(stand: Stand, say: Callable[[str], None]) -> DeliveryDigest:
+def packed(stand: Stand) -> DeliveryDigest:
     """Pack the dataset onto the nodes' disks, and return what each job is to be fed.
 
     Raises:
@@ -58,5 +56,4 @@ print(json.dumps(d.DeliveryDigest.expected(All, {EPOCHS}).state_dict()))
         raise StandError(f"the digest to expect: {told.stderr[-2000:]}")
     expected = DeliveryDigest()
     expected.load_state_dict(json.loads(told.stdout))
-    say(f"{FILES} samples packed onto {len(cluster.nodes)} nodes")
     return expected

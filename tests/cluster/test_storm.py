@@ -1,0 +1,19 @@
+"""Cases of the storm on a real Slurm: one that went well from the first day, and one for each bug it found."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.storm.case import StormCase
+from benchmarks.storm.invariants import violations
+from benchmarks.storm.playing import play
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("text", ["2+1 operator; node-killed last @20+1 for 5; watchdog-killed ctl @20+2 for 2"])
+def test_every_invariant_holds(text: str) -> None:
+    case = StormCase.parse(text)
+    facts = play(case, print, lambda _run: None)
+    assert violations(facts) == []
+    assert len(facts.came) == len(case.injections)
