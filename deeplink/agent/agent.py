@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import deeplink
 from deeplink.agent import checkpoint_replicas
+from deeplink.agent.batch_host import BatchHostWatch
 from deeplink.agent.node_heartbeat import NodeHealth
 from deeplink.cache.errors import StoreError
 from deeplink.cache.replicate.fill import MOST_CALLS
@@ -35,6 +36,7 @@ from deeplink.rpc.resolving import InterfaceAddress, Route, links, primary_addre
 from deeplink.rpc.tokens import accepted
 from deeplink.scheduler.node import servicer as node_service
 from deeplink.scheduler.node.stacks import Stacks
+from deeplink.scheduler.slurm.client import Slurm
 from deeplink.v1 import common_pb2, keep_pb2, node_pb2
 
 if TYPE_CHECKING:
@@ -118,6 +120,7 @@ class Agent:
         self._local: LocalListener | None = None
         self._stop_metrics: Callable[[], None] = lambda: None
         self._close_node_service: Callable[[], None] = lambda: None
+        self._batch_host: BatchHostWatch | None = None
         self._store_trouble = ""
         self.store_status = CachedProbe(
             self._looked_at_store,
@@ -160,6 +163,8 @@ class Agent:
         if self._local is not None:
             self._local.start()
         self._keeper.start()
+        if self._batch_host is not None:
+            self._batch_host.start()
         self._health.start(self.settings.topology_address, self.store_status)
         address, interface = _reached_at(host, self._server.port)
         is_everywhere = host in ANYWHERE
@@ -180,6 +185,8 @@ class Agent:
 
     def stop(self) -> None:
         """Return once nothing is served any more; calls in flight get `STOP_GRACE_S`."""
+        if self._batch_host is not None:
+            self._batch_host.stop()
         self._health.stop()
         self._keeper.stop()
         if self._local is not None:
@@ -228,6 +235,15 @@ class Agent:
             boot_id=self._health.boot_id,
         )
         self._close_node_service = servicer.close
+        if self.settings.of_job and self.settings.config is not None:
+            self._batch_host = BatchHostWatch.of_job(
+                os.environ,
+                servicer.unasked_s,
+                servicer.bulletin.newest,
+                slurm=Slurm(),
+                clock=self._clock,
+                state=self.settings.config.state,
+            )
         services = [node_service.add_to(server, servicer), *self._keeper.register(server)]
         if self.settings.keeps_copies:
             learn = servicer.bulletin.learn

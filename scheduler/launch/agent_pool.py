@@ -18,6 +18,7 @@ from deeplink.core.types import format_members
 from deeplink.rpc.channel import allow_descriptors, attempt_to_wire
 from deeplink.scheduler.launch.agent_monitor import ANSWER_S, GAP_S, POLL_S, AgentMonitor, GatherPoll
 from deeplink.scheduler.launch.backend import LaunchError, NodesLostError, NoSlurmdError
+from deeplink.scheduler.launch.process import AgentProcesses
 from deeplink.v1 import node_pb2
 
 if TYPE_CHECKING:
@@ -78,6 +79,11 @@ class AgentPool:
     def facts(self) -> dict[NodeName, NodeFacts]:
         """Every node whose agent came up."""
         return {name: one.facts for name, one in self._nodes.items()}
+
+    @property
+    def restarted(self) -> tuple[int, ...]:
+        """The processes that started agents once more."""
+        return self._restarts.pids if self._restarts is not None else ()
 
     def store_of(self, node: NodeName) -> node_pb2.StoreStatus:
         """Return what the node last said of its store."""
@@ -411,6 +417,12 @@ class AgentRestart:
         for facts in found:
             self._backoffs.pop(facts.name, None)
         return found
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes of those whose agents came up."""
+        steps = [one.step for one in self._tries if one.is_up]
+        return tuple(pid for step in steps if isinstance(step, AgentProcesses) for pid in step.started.pids)
 
     def abandon(self) -> None:
         """Let go of them, where they are not ours to end any more."""

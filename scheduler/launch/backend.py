@@ -68,6 +68,7 @@ class AgentStep(Protocol):
 
     starter: str  # the program that starts them
     doubt: str  # what to look at when it hangs, one sentence
+
     gone: frozenset[NodeName] = frozenset()  # nodes that were left out, since slurmd refuses connections there
 
     def announced(self) -> list[NodeFacts]:

@@ -30,10 +30,6 @@ _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
-def _heed_not(_number: int, _frame: object) -> None:
-    """Take a signal that comes by the pipe as well. A handler, and not SIG_IGN: programs we start have theirs."""
-
-
 class ParentLink:
     """The pipe from the parent, read by a thread. Until `forward`, being told to end ends the first launcher."""
 
@@ -50,6 +46,8 @@ class ParentLink:
         self._signals: list[signal.Signals] | deque[signal.Signals] = []
         self._is_forwarded = False
         self._greeted = threading.Event()
+        self._late: list[signal.Signals] = []  # what came since the parent died
+        parent.prepare_launcher(self._note)
         self._pipe, self._parent = pipe, os.getppid()
         threading.Thread(target=self._read, name="deeplink-parent", daemon=True).start()
 
@@ -57,10 +55,9 @@ class ParentLink:
     def of_this_process(cls, env: MutableMapping[str, str]) -> Self:
         """Return the link of a launcher: this process, or a child of it while this one becomes the parent."""
         words = env.pop(parent.VARIABLE, "").split()
-        if len(words) == 2 and int(words[0]) == os.getppid():  # noqa: PLR2004 - else a launcher above us has it
+        if words[:1] == [str(os.getppid())]:  # else it is of a launcher above us
             pipe = int(words[1])
             os.set_inheritable(pipe, False)  # noqa: FBT003 - its only form
-            parent.prepare_launcher(_heed_not)
             return cls(pipe)
         command = [sys.executable, *sys.orig_argv[1:]]
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -71,7 +68,6 @@ class ParentLink:
             os.set_inheritable(write, True)  # noqa: FBT003
             become([sys.executable, "-I", "-S", parent.__file__, str(launcher), str(write), *command])
         os.close(write)
-        parent.prepare_launcher(_heed_not)
         return cls(read)
 
     @property
@@ -95,6 +91,11 @@ class ParentLink:
         """Return for how long the parent has been dead; None while it lives."""
         return None if self._gone_at is None else time.monotonic() - self._gone_at
 
+    def heed(self) -> None:
+        """From here on, where the parent is dead, what this process is told itself counts, as if it were told."""
+        late, self._late = self._late, []
+        self._signals.extend(late)
+
     def end_of(self, pid: int) -> int | None:
         """Return how a process ended that a launcher before us had started; None while it runs."""
         return self._ends.get(pid)
@@ -105,6 +106,11 @@ class ParentLink:
         strays = {*parent.children(above)} - {*known} - self.others - {os.getpid()}
         if above == self._parent:
             end_all(AdoptedProcess(pid, self.end_of) for pid in strays)
+
+    def _note(self, number: int, _frame: object) -> None:
+        # A handler, and not SIG_IGN: programs that we start have theirs.
+        if self._gone_at is not None:
+            self._late.append(signal.Signals(number))
 
     def _read(self) -> None:
         with open(self._pipe, encoding="ascii") as lines:  # noqa: PTH123 - a descriptor

@@ -45,6 +45,7 @@ class AttemptState:
     crossings: int = 0
     crossings_stock: int = 0
     others: tuple[NodeFacts, ...] = ()  # agents of nodes that neither run its ranks nor rest
+    restarted: tuple[int, ...] = ()  # processes that started agents once more
     usable: tuple[NodeName, ...] = ()
     has_lost: bool = False
     boots: Mapping[NodeName, str] = field(default_factory=dict)
@@ -65,6 +66,7 @@ class AttemptState:
             "launch": base64.b64encode(self.launch.packed()).decode(),
             "others": [asdict(one) for one in self.others],
             "usable": list(self.usable),
+            "restarted": list(self.restarted),
             "boots": dict(self.boots),
             "setbacks": [[one.cause.value, one.code, one.ran_s] for one in self.setbacks],
             "progress": asdict(self.progress),
@@ -79,6 +81,7 @@ class AttemptState:
             launch=Launch.unpacked(base64.b64decode(kept["launch"])),
             others=tuple(map(NodeFacts.of, kept["others"])),
             usable=tuple(kept["usable"]),
+            restarted=tuple(kept["restarted"]),
             boots=kept["boots"],
             setbacks=tuple(Setback(Cause(cause), code, ran_s) for cause, code, ran_s in kept["setbacks"]),
             progress=Progress(**kept["progress"]),
@@ -165,8 +168,8 @@ class Handover:
         self.before = None if link.died is None else self._file.read()
         if link.died is not None:
             attempt = self.attempt
-            agents = self.before.agents.pids if self.before else ()
-            link.end_strays({*agents, *([attempt.pid] if attempt else [])})
+            known = {*(self.before.agents.pids if self.before else ())}
+            link.end_strays(known | ({attempt.pid, *attempt.restarted} if attempt else set()))
 
     @property
     def attempt(self) -> AttemptState | None:

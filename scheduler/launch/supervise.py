@@ -90,7 +90,9 @@ class Supervisor:
         self._said = ""
         self._boots: dict[NodeName, str] = {}
         self._step: RankStep | None = None
-        self._has_stepped = False  # the attempt has come to its first step since that was last looked at
+        self._is_alone = False  # the process that holds our place in the batch script is dead, and that is told
+        self._has_news = False  # for the run's state: the attempt has come to its first step
+        self._restarted: tuple[int, ...] = ()  # what it says of agents that were started once more
         self.has_lost = False  # whether a node was lost, or was out of reach at the end
 
     def close(self) -> None:
@@ -187,6 +189,7 @@ class Supervisor:
             crossings_stock=layout.crossings_stock,
             others=tuple(one for name, one in self._agents.facts.items() if name not in chosen),
             usable=tuple(self._usable),
+            restarted=self._agents.restarted,
             has_lost=self.has_lost,
             boots=dict(self._boots),
             relaunches=self._history.relaunches,
@@ -231,8 +234,8 @@ class Supervisor:
         """Return the first verdict that ends this attempt."""
         while True:
             self._listen()
-            if self._has_stepped:
-                self._has_stepped = False
+            if self._has_news or self._agents.restarted != self._restarted:
+                self._has_news, self._restarted = False, self._agents.restarted
                 self._leave(running.layout, running.began, running.step, soon=True)
             self._pass_signals(running)
             verdict = self._decided(running)
@@ -259,7 +262,7 @@ class Supervisor:
         self._reporter.note(points)
         self._slurm.take(point for point in points if point.attempt == self._attempt)
         if self._progress.take(points, self._attempt, now):
-            self._has_stepped = True
+            self._has_news = True
             self._reporter.note_first_step(self._progress.first, self._progress.repeated)
             self._history.note_step()
         self._history.note_progress()
@@ -309,12 +312,18 @@ class Supervisor:
 
     def _without_parent(self, code: int | None, told: str) -> AttemptVerdict | None:
         """Return what is to be done about the death of the process that holds our place in the batch script."""
-        if self._handover is None or self._handover.link.gone_s() is None or code is not None or told:
+        if self._handover is None or (gone_s := self._handover.link.gone_s()) is None:
             return None
+        self._handover.link.heed()
+        if code is not None or told or self._is_alone:
+            return None
+        self._is_alone = True
         because = "`deeplink run` itself was killed, and its script goes on without the ranks"
         if self._slurm.requeueable and self._history.gained:
             return AttemptVerdict(NextMove.REQUEUE, because, code=AGAIN_CODE, kind=IncidentKind.LAUNCHER_LOST)
-        self._say_once(because)
+        self._reporter.open(IncidentKind.LAUNCHER_LOST, None, gone_s, because, Action.NONE)
+        self._reporter.enter(Phase.RUNNING, because)
+        self._events.event("parent-lost", because)
         return None
 
     def _restart_agents(self) -> None:

@@ -158,6 +158,11 @@ class Bulletin:
             self._said.pop(self._newest.popitem(last=False)[0])
         return newest
 
+    def newest(self, job: int) -> Attempt | None:
+        """Return the newest attempt of a job; None where none is known."""
+        with self._lock:
+            return self._newest.get(job)
+
     def report(self, progress: common_pb2.Progress) -> Attempt:
         """Keep a rank's progress, unless a newer attempt of its job has begun; return the newest attempt."""
         attempt = attempt_from_wire(progress.attempt)
@@ -222,7 +227,11 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         self._store_status, self._told_members = store_status, told_members
         self._clock = clock or SystemClock()
         self._gatherer = StatusGatherer(node, self._status, self._clock)
-        self._began = self._clock.monotonic()
+        self._began = self._asked_at = self._clock.monotonic()
+
+    def unasked_s(self) -> float:
+        """Return for how long no launcher has asked for the status."""
+        return self._clock.monotonic() - self._asked_at
 
     @override
     def Report(self, request: node_pb2.ReportRequest, context: grpc.ServicerContext) -> node_pb2.ReportReply:
@@ -250,6 +259,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             self._told_members(request.members)
         job = newest = None
         if request.HasField("attempt"):
+            self._asked_at = self._clock.monotonic()
             newest = self.bulletin.learn(attempt_from_wire(request.attempt))
             job = newest.job
             self._note_save(attempt_from_wire(request.attempt), request.save_at)

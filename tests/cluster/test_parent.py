@@ -156,18 +156,86 @@ def test_a_second_launcher_passes_signals_on_and_takes_over_no_other_run_of_the_
     assert job.events("ended")[-1]["code"] == 9, job.told()
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
+def test_agents_that_were_started_once_more_outlive_the_launcher_too(sandbox: Sandbox) -> None:
+    job = submit(sandbox, "-N2 --no-kill", f"{RUN} -- {{train}} 5000; echo code=$?")
+    job.await_event("first-step")
+    victim = next(node for node in job.row().nodes if node != job.row().batch_host)
+    sandbox.run(victim, ["pkill", "-KILL", "-f", "deeplink node --job"])
+    job.await_event("agents-again")
+    state = sandbox.home / f".local/state/deeplink/jobs/{job.id}/run.json"
+    until(lambda: '"restarted": []' not in state.read_text(), LIMIT_S, job.told)
+    kill_launcher(job)
+    job.await_event("launcher-restarted")
+    assert job.let_end().state is JobState.COMPLETED, job.told()
+    assert len(job.events("attempt-started")) == len(job.events("agents-again")) == 1, job.told()
+
+
+@pytest.mark.parametrize("then", ["true", "sleep 600"])
 def test_where_the_parent_is_killed_slurm_starts_the_job_again(
-    fresh_sandbox: Callable[..., Sandbox], *, goes_on: bool
+    fresh_sandbox: Callable[..., Sandbox], then: str
 ) -> None:
     cluster = fresh_sandbox(Shape.of(3))
-    more = "echo goes on; sleep 600" if goes_on else "true"
-    job = submit(cluster, "-N2 --no-kill --requeue", f"{RUN} -- {{train}} 5000; {more}")
+    job = submit(cluster, "-N2 --no-kill --requeue", f"{RUN} -- {{train}} 5000; {then}")
     job.await_event("first-step")
     until((job.folder / "state").exists, LIMIT_S, job.told)
     killed = time.time()
     kill(job, parent_of(job))
     until(lambda: job.row().restarts == 1 or job.row().state.final, LIMIT_S, job.told)
-    print(f"requeued {time.time() - killed:.2f} s after the kill: {job.row()}")  # noqa: T201
-    print(job.told())
+    print(f"requeued {time.time() - killed:.2f} s after the kill")  # noqa: T201
     assert job.row().restarts == 1, job.told()
+    job.start_again()
+    first = job.await_event("first-step", count=2)
+    assert first["step"] > 5, "it went on where it was saved"
+    assert first["attempt"] == f"{job.id}.1.0"
+    (incident,) = incidents(job)
+    assert (incident.kind, incident.action) == ("launcher-lost", "requeue")
+    cluster.run(CTL, ["scancel", str(job.id)])
+
+
+def test_where_the_parent_is_killed_a_job_that_slurm_may_not_start_again_goes_on_with_its_script(
+    sandbox: Sandbox,
+) -> None:
+    job = submit(sandbox, "-N2 --no-kill --no-requeue", f"{RUN} -- {{train}} 5000; echo code=$?; sleep 600")
+    job.await_event("first-step")
+    kill(job, parent_of(job))
+    job.await_event("parent-lost")
+    (job.folder / "end").touch()
+    assert job.await_event("ended")["code"] == 0, "the ranks were not ended"
+    assert "code=137" in job.output()
+    (incident,) = incidents(job)
+    assert (incident.kind, incident.action) == ("launcher-lost", "none")
+    assert not job.row().state.final, "what the user's script does behind the run is not cut"
+    sandbox.run(CTL, ["scancel", str(job.id)])
+
+
+def test_where_parent_and_launcher_are_killed_the_job_ends_with_its_script(sandbox: Sandbox) -> None:
+    job = submit(sandbox, "-N2 --no-kill", f"{RUN} -- {{train}} 5000; echo code=$?; exit 3")
+    job.await_event("first-step")
+    kill(job, parent_of(job), *launchers_of(job))
+    assert job.await_end().state is JobState.FAILED, job.told()
+    assert "code=137" in job.output()
+
+
+def test_a_job_whose_batch_host_dies_is_started_again_without_a_watchdog(
+    fresh_sandbox: Callable[..., Sandbox],
+) -> None:
+    cluster = fresh_sandbox(Shape.of(4))
+    job = submit(cluster, "-N3 --no-kill --requeue --gres=gpu:2", f"exec {RUN} -- {{train}} 5000")
+    job.await_event("first-step")
+    until((job.folder / "state").exists, LIMIT_S, job.told)
+    host = job.row().batch_host
+    assert host is not None
+    killed = time.time()
+    cluster.cut(host)
+    cluster.crash(host)
+    until(lambda: job.row().restarts == 1, LIMIT_S, job.told)
+    print(f"requeued {time.time() - killed:.1f} s after the batch host's death")  # noqa: T201
+    until(lambda: job.row().state is JobState.PENDING, LIMIT_S, job.told)
+    job.start_again()
+    first = job.await_event("first-step", count=2)
+    assert first["step"] > 5, "it went on where it was saved"
+    assert host not in job.events("attempt-started")[-1]["nodes"]
+    until(lambda: incidents(job)[0].outcome is IncidentOutcome.RECOVERED, LIMIT_S, job.told)
+    (incident,) = incidents(job)
+    assert (incident.kind, incident.action) == ("launcher-lost", "requeue")
+    cluster.run(CTL, ["scancel", str(job.id)])

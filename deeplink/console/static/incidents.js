@@ -8,6 +8,7 @@ const KINDS = {
   "rank-failed": "rank failed",
   "ranks-hung": "ranks hung",
   "launcher-lost": "launcher lost",
+  "launcher-restarted": "launcher was restarted",
   "job-stranded": "job stranded",
   "requeue-held": "requeue held",
   "switch-suspect": "switch suspected",

@@ -1,0 +1,104 @@
+"""The state of a run that a next launcher goes on with: what is left is found, and only by its own run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deeplink.core.types import Attempt, NodeName
+from deeplink.scheduler.launch.environment import Launch, NodeFacts
+from deeplink.scheduler.launch.history import Progress
+from deeplink.scheduler.launch.process import StartedAgents
+from deeplink.scheduler.launch.run_state import FILE, AttemptState, RunState, RunStateFile
+from deeplink.scheduler.recovery.rank_failure import Cause, Setback
+from deeplink.scheduler.recovery.records import Incident, Moment
+
+AGENTS = StartedAgents((41, 42), "/state/7/announced-x", 17)
+STEPS = st.none() | st.integers(0, 1 << 40)
+
+
+def facts(node: str) -> NodeFacts:
+    return NodeFacts(node=node, address=f"{node}:7411", store="/ssd", domain="leaf0")
+
+
+@st.composite
+def attempts(draw: st.DrawFn) -> AttemptState:
+    names = draw(st.lists(st.from_regex(r"n[0-9]{1,3}", fullmatch=True), min_size=3, max_size=6, unique=True))
+    attempt = Attempt(7, draw(st.integers(0, 3)), draw(st.integers(0, 9)))
+    launch = Launch(
+        attempt=attempt,
+        nodes=(facts(names[0]), facts(names[1])),
+        spares=(facts(names[2]),),
+        ranks=(2, 2),
+        master_port=20_000,
+        passed_on={"DEEPLINK_CATALOG": "/c"},
+    )
+    incident = Incident(
+        id="7.0.0-node-silent-n1",
+        kind="node-silent",
+        began_unix=1.5,
+        detected_unix=2.5,
+        attempt=attempt,
+        node=NodeName("n1"),
+        evidence=draw(st.text(max_size=20)),
+        timeline=(Moment(1.5, "first sign of it"),),
+    )
+    return AttemptState(
+        launch=launch,
+        runs=draw(st.booleans()),
+        pid=draw(st.integers(0, 1 << 22)),
+        began=draw(st.floats(0, 1e9)),
+        begun=draw(st.integers(1, 9)),
+        code=draw(st.none() | st.integers(0, 255)),
+        others=tuple(map(facts, names[3:])),
+        restarted=tuple(draw(st.lists(st.integers(2, 99)))),
+        usable=tuple(map(NodeName, names)),
+        has_lost=draw(st.booleans()),
+        boots={NodeName(name): f"boot of {name}" for name in names},
+        relaunches=draw(st.integers(0, 9)),
+        setbacks=tuple(draw(st.lists(st.builds(Setback, st.sampled_from(Cause), st.integers(0, 255))))),
+        progress=Progress(best=draw(STEPS), first=draw(STEPS), fruitless=draw(st.integers(0, 3))),
+        incident=draw(st.sampled_from([None, incident])),
+    )
+
+
+@given(attempt=st.none() | attempts())
+def test_what_is_left_is_read(attempt: AttemptState | None, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("job")
+    left = RunState(AGENTS, attempt)
+    RunStateFile(folder, "a").write(left)
+    assert RunStateFile(folder, "a").read() == left
+    assert RunStateFile(folder, "b").read() is None, "another run of the script"
+    assert (folder / FILE).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"run": "a"}', '{"run": "a", "agents": 3, "attempt": null}'])
+def test_a_state_that_cannot_be_read_is_none(
+    content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FILE).write_text(content)
+    assert RunStateFile(tmp_path, "a").read() is None
+    assert FILE in caplog.text
+
+
+def test_no_state_and_one_of_a_run_that_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = RunStateFile(tmp_path, "a")
+    assert file.read() is None
+    file.write(RunState(AGENTS))
+    file.remove()
+    file.remove()
+    assert file.read() is None
+    assert not caplog.text
+
+
+def test_it_holds_no_secret_and_a_folder_that_is_gone_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    RunStateFile(tmp_path, "a").write(RunState(AGENTS))
+    assert json.loads((tmp_path / FILE).read_text()).keys() == {"run", "agents", "attempt"}
+    RunStateFile(tmp_path / "gone", "a").write(RunState(AGENTS))
+    assert "gone" in caplog.text
