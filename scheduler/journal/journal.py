@@ -49,6 +49,8 @@ _PROBLEMS = (sqlite3.Error, PrivateFolderError, OSError)
 BUSY_TIMEOUT_S = 10.0
 KEPT_POINTS = 4_096
 """Progress points kept per attempt; beyond it every second one goes (the first and the newest stay)."""
+EACH_POINT_S, SPARSE_S = 60.0, 10.0
+"""So long each progress point is kept; of those before, the first one in each so many seconds of each rank is."""
 KEPT_CURVES, CURVES_S = 1_000, 7 * 86_400.0
 """Jobs whose progress is kept, up to half a megabyte for each attempt; and for how long at least."""
 KEPT_JOBS, JOBS_S = 10_000, 30 * 86_400.0
@@ -406,9 +408,17 @@ def _as_hit(incident: Incident, hit: dict[str, Any]) -> Incident:
 
 def _put_points(db: sqlite3.Connection, points: Collection[ProgressPoint]) -> None:
     rows = list(map(to_row, points))
+    newest: dict[Attempt, float] = {}
+    for point in points:
+        newest[point.attempt] = max(point.unix, newest.get(point.attempt, 0.0))
+    before = {attempt: db.execute(schema.LAST_STEP_UNIX, to_row(attempt)).fetchone() for attempt in newest}
     for statement in (schema.PUT_POINT, schema.NOTE_STEP):
         db.executemany(statement, rows)
-    for this in map(to_row, {point.attempt for point in points}):
+    for attempt, unix in newest.items():
+        this = to_row(attempt)
+        if before[attempt] and before[attempt][0] // SPARSE_S != unix // SPARSE_S:
+            oldest = (unix - EACH_POINT_S) // SPARSE_S * SPARSE_S
+            db.execute(schema.SPARSE_POINTS, {**this, "before": oldest, "every": SPARSE_S})
         if db.execute(schema.COUNT_POINTS, this).fetchone()[0] > KEPT_POINTS:
             db.execute(schema.THIN_POINTS, this)
 
