@@ -426,7 +426,7 @@ def test_a_full_disk_refuses_a_beat_whole_and_is_over_when_there_is_room(journal
         while steps < 100_000:
             journal.record_beat(beat(FIRST, *range(steps, steps + 100), incidents=(dead(),)), 60.0)
             steps += 100
-    assert journal.points(17)[-1].step == steps - 1
+    assert [point.step for point in journal.points(17)][-1:] == ([steps - 1] if steps else [])
     journal._db.execute(f"PRAGMA max_page_count = {pages + 100_000}")
     journal.record_beat(beat(FIRST, *range(steps, steps + 100)), 61.0)
     assert journal.points(17)[-1].step == steps + 99
