@@ -99,6 +99,8 @@ class Daemon:
         """Go round once; return how long to wait before the next."""
         # Where the journal cannot be written nothing is done: no action begins that is not on record. That is said
         # now and then, the dead man's switch stands still, and it is tried again.
+        for news in self.journal.look_after(self.clock.unix()):
+            self.say(news)
         try:
             self._return()
             self._sign()

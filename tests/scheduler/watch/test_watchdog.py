@@ -409,6 +409,29 @@ def test_an_absence_that_cannot_be_written_down_ends_no_watchdog_and_is_told_whe
     assert incident.began_unix == pytest.approx(last, abs=0.01)
 
 
+def test_a_disk_that_takes_nothing_keeps_nothing_from_being_done(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j.sqlite", emergency=tmp_path / "elsewhere" / "e.sqlite") as journal:
+        bench = Bench(Cluster(), journal)
+        calm(bench, 2)
+        own = journal._db
+        own.execute("PRAGMA query_only = ON")
+        lose(bench, "n1")
+        for _ in range(9):  # one more than where all can be written
+            with suppress(UnansweredError):
+                if not bench.cluster.restarts:
+                    bench.beat(silent="n1")
+            bench.daemon.tick()
+            bench.clock.sleep(0.6)
+        assert bench.cluster.restarts == 1
+        assert sum("state=drain" in line for line in bench.cluster.asked) == 1
+        assert sum("going on in" in line for line in bench.said) == 1
+        own.execute("PRAGMA query_only = OFF")
+        bench.clock.now += 1e10  # by its own clock, which says when it was tried last
+        bench.daemon.tick()
+        assert any("written again" in line for line in bench.said)
+        assert [one.node for one in journal.incidents(kind="node-dead")] == ["n1"]
+
+
 def test_rounds_in_which_nothing_may_be_touched_are_watched(bench: Bench, tmp_path: Path) -> None:
     lead(bench, tmp_path / "j.sqlite")
     bench.journal._db.execute("PRAGMA query_only = ON")
