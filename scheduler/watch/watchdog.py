@@ -209,8 +209,9 @@ class Daemon:
         if verdict.remedy is not Remedy.RESUME:
             below = [node.name for node in snapshot.nodes.values() if verdict.leaf and node.leaf == verdict.leaf]
             incident = self._tracker.record(verdict, below)
-            if incident.node and incident.node in snapshot.nodes:
-                self._returned_nodes.lose(incident, snapshot.nodes[incident.node].boot_id)
+            node = snapshot.nodes.get(verdict.node) if verdict.node and not verdict.leaf else None
+            if node:  # of several that were lost at once the incident names the first
+                self._returned_nodes.lose(replace(incident, node=node.name), node.boot_id)
         acts = verdict.remedy is not Remedy.NOTHING
         begun = self.actor is not None and acts and self.actor.begin(verdict, incident)
         if begun:

@@ -155,7 +155,7 @@ def test_one_lost_node_is_one_incident_whoever_tells_of_it(journal: Journal) -> 
     assert (joined.number, joined.id) == (ours.number, ours.id)
     assert (joined.action, joined.evidence) == ("relaunch", "silent; agent missed")
     assert len(journal.incidents()) == 1
-    journal.record_incident(dead(node="n2"))
+    journal.record_incident(dataclasses.replace(dead(node="n2"), began_unix=ours.began_unix + 60.0))
     assert len(journal.incidents()) == 2
 
 
@@ -236,7 +236,8 @@ def test_what_stood_still_is_known_from_the_attempt(journal: Journal) -> None:
     journal.record_beat(beat(FIRST, *range(10)), 30.0)
     kept = journal.record_incident(dead())
     assert (kept.ranks, kept.step_s) == (2, 1.0)
-    said = journal.record_incident(dataclasses.replace(dead(node="n0"), ranks=16, step_s=0.25))
+    later = dataclasses.replace(dead(node="n0"), began_unix=kept.began_unix + 60.0)
+    said = journal.record_incident(dataclasses.replace(later, ranks=16, step_s=0.25))
     assert (said.ranks, said.step_s) == (16, 0.25)
 
 

@@ -18,7 +18,7 @@ ATTEMPT = Attempt(17, 0, 0)
 
 def incident(name: str) -> Incident:
     node = NodeName(name)
-    return Incident(id=name, kind="node-dead", node=node, attempt=ATTEMPT, began_unix=1.0, detected_unix=2.0)
+    return Incident(id=name, kind="node-dead", node=node, began_unix=1.0, detected_unix=2.0)
 
 
 def beat(*steps: int) -> Beat:
