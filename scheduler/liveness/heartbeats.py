@@ -374,7 +374,7 @@ def words(
                 before = said.get(node.name, NOTHING_SAID)
                 age = since + node.silent_s
                 # Who is missed is not heard, though the word on it is the newest.
-                newest = node.silent_s < policy.witness_s and (before.heard_s is None or age < before.heard_s)
+                newest = node.silent_s < policy.doubt_s and (before.heard_s is None or age < before.heard_s)
                 said[node.name] = AgentReport(
                     _gravest(before.findings, node.health) if age < policy.told_s else before.findings,
                     age if newest else before.heard_s,

@@ -189,7 +189,7 @@ class Observer:
     def lost(self, name: NodeName) -> bool:
         """Return whether our own probes miss a node for as long as a death takes; not while we doubt ourselves."""
         away_s, probes = self._probed.away(name)
-        return not self.doubted and probes >= self.policy.away_probes and away_s >= self.policy.away_s
+        return not self.doubted and probes >= self.policy.away_probes and away_s >= self.policy.doubt_s
 
     def probe_now(self, names: tuple[NodeName, ...]) -> None:
         """Probe these nodes, suspicious or not, for at most half a second."""
