@@ -44,10 +44,11 @@ class RecoveryOptions:
         """Return the thresholds of verdicts."""
         from deeplink.scheduler.recovery.rank_failure import RelaunchLimits
         from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
+        from deeplink.scheduler.recovery.thresholds import with_thresholds
 
         codes = frozenset(self.final_codes)
         limits = RelaunchLimits(most_relaunches=self.max_relaunches, retries=not self.no_retry, final_codes=codes)
-        return RelaunchPolicy(limits=limits)
+        return with_thresholds(RelaunchPolicy(limits=limits), load_config().recovery)
 
     def check(self, count: int) -> None:
         """Check that they fit a run on so many nodes."""

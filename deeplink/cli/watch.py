@@ -125,6 +125,7 @@ def command(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Watch jobs from outside and restart those that lost a node, until SIGTERM."""
     from deeplink.scheduler.recovery.evidence import WatchPolicy
+    from deeplink.scheduler.recovery.thresholds import with_thresholds
     from deeplink.scheduler.watch.server import Caller, TokenMint
     from deeplink.scheduler.watch.service import WatchSettings
 
@@ -147,7 +148,7 @@ def command(  # noqa: PLR0913 - one parameter for each option
         secret=secret,
         agents=agents,
         act=act and not dry_run,
-        policy=WatchPolicy(resume=resume, act_on_switch=act_on_switch),
+        policy=with_thresholds(WatchPolicy(resume=resume, act_on_switch=act_on_switch), config.recovery),
         interval_s=interval,
         metrics_bind=metrics_bind,
         channels=channels,

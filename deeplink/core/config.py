@@ -70,6 +70,7 @@ class Config:
     watch_token_file: Path | None = None
     notify_file: Path | None = None
     resubmit: bool = False
+    recovery: str = ""
     console_bind: str = "127.0.0.1:8642"
     topology: Path | None = None
     model: Path | None = None

@@ -11,7 +11,8 @@ import json
 import os
 import sqlite3
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -25,6 +26,7 @@ from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal import incident_dedup, schema
 from deeplink.scheduler.journal.incident_json import IncidentNews
 from deeplink.scheduler.journal.schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION
+from deeplink.scheduler.journal.standby import Standby, takes_no_writes
 from deeplink.scheduler.recovery.records import (
     ActionRecord,
     AttemptRecord,
@@ -49,6 +51,8 @@ _PROBLEMS = (sqlite3.Error, PrivateFolderError, OSError)
 BUSY_TIMEOUT_S = 10.0
 KEPT_POINTS = 4_096
 """Progress points kept per attempt; beyond it every second one goes (the first and the newest stay)."""
+EACH_POINT_S, SPARSE_S = 60.0, 10.0
+"""So long each progress point is kept; of those before, the first one in each so many seconds of each rank is."""
 KEPT_CURVES, CURVES_S = 1_000, 7 * 86_400.0
 """Jobs whose progress is kept, up to half a megabyte for each attempt; and for how long at least."""
 KEPT_JOBS, JOBS_S = 10_000, 30 * 86_400.0
@@ -77,16 +81,39 @@ class JournalMissingError(JournalError):
 
 
 class Journal:
-    """An open journal. Thread-safe: one connection, one lock."""
+    """An open journal. Thread-safe: one connection, one lock.
 
-    def __init__(self, path: Path, *, shared_file_system: bool = False, read_only: bool = False) -> None:
+    With an `emergency` file it goes on there while its own takes no writes, and makes its own anew where that is
+    gone or damaged: the write that finds it fails, the next one does not.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        shared_file_system: bool = False,
+        read_only: bool = False,
+        emergency: Path | None = None,
+    ) -> None:
         self.path = path
         self._lock = threading.RLock()
         self._listeners: list[Callable[[], None]] = []
         if read_only and not path.exists():
             raise JournalMissingError(path)
+        self._standby = Standby(path, emergency, _opened) if emergency else None
         try:
-            self._db = _reading(path) if read_only else _writing(path)
+            self._open(shared_file_system=shared_file_system, read_only=read_only)
+        except JournalError as problem:
+            cause = problem.__cause__
+            if self._standby is None or not isinstance(cause, Exception) or not takes_no_writes(cause):
+                raise
+            self._db = self._standby.begin(None, cause)
+        else:
+            self._db = self._standby.begin(self._db) if self._standby else self._db
+
+    def _open(self, *, shared_file_system: bool, read_only: bool) -> None:
+        try:
+            self._db = _reading(self.path) if read_only else _writing(self.path)
         except _PROBLEMS as problem:
             raise self._error(problem) from problem
         try:
@@ -307,7 +334,26 @@ class Journal:
         """Return a number that changes when another process has written: cheap to ask often."""
         return int(self._rows("PRAGMA data_version")[0]["data_version"])
 
+    def look_after(self, unix: float) -> tuple[str, ...]:
+        """See to it that the file is there and written; return what is new about that, in sentences."""
+        if self._standby is None:
+            return ()
+        with self._lock:
+            with suppress(*_PROBLEMS, JournalError):  # it is tried again
+                self._db = self._standby.looked_after(self._db, unix)
+            return self._standby.told()
+
     # Inside.
+
+    def _failed(self, problem: Exception) -> JournalError:
+        """Return what to raise; the next write goes elsewhere, where that helps."""
+        before = self._db
+        if self._standby is not None:
+            with suppress(*_PROBLEMS, JournalError):
+                self._db = self._standby.instead(before, problem, time.time())
+        if self._db is before:
+            return self._error(problem)
+        return JournalError(self.path, str(problem), "It goes on in another file.")
 
     def _prepare(self, *, shared_file_system: bool, read_only: bool) -> None:
         self._db.row_factory = sqlite3.Row
@@ -368,7 +414,7 @@ class Journal:
                     self._db.rollback()
                     raise
             except _PROBLEMS as problem:
-                raise self._error(problem) from problem
+                raise self._failed(problem) from problem
 
     def _has_table(self, name: str) -> bool:
         """Whether the table is there: a reader leaves an older schema as it is."""
@@ -379,7 +425,11 @@ class Journal:
             try:
                 return list(map(dict, self._db.execute(statement, values)))
             except sqlite3.Error as problem:
-                raise self._error(problem) from problem
+                raise self._failed(problem) from problem
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    return Journal(path)._db  # noqa: SLF001 - with its tables made
 
 
 def _all(kind: type[T], rows: Iterable[dict[str, Any]]) -> tuple[T, ...]:
@@ -406,9 +456,17 @@ def _as_hit(incident: Incident, hit: dict[str, Any]) -> Incident:
 
 def _put_points(db: sqlite3.Connection, points: Collection[ProgressPoint]) -> None:
     rows = list(map(to_row, points))
+    newest: dict[Attempt, float] = {}
+    for point in points:
+        newest[point.attempt] = max(point.unix, newest.get(point.attempt, 0.0))
+    before = {attempt: db.execute(schema.LAST_STEP_UNIX, to_row(attempt)).fetchone() for attempt in newest}
     for statement in (schema.PUT_POINT, schema.NOTE_STEP):
         db.executemany(statement, rows)
-    for this in map(to_row, {point.attempt for point in points}):
+    for attempt, unix in newest.items():
+        this = to_row(attempt)
+        if before[attempt] and before[attempt][0] // SPARSE_S != unix // SPARSE_S:
+            oldest = (unix - EACH_POINT_S) // SPARSE_S * SPARSE_S
+            db.execute(schema.SPARSE_POINTS, {**this, "before": oldest, "every": SPARSE_S})
         if db.execute(schema.COUNT_POINTS, this).fetchone()[0] > KEPT_POINTS:
             db.execute(schema.THIN_POINTS, this)
 

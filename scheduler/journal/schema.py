@@ -235,6 +235,13 @@ DELETE FROM progress WHERE {_THIS} AND (rank, step) IN (
     count(*) OVER (PARTITION BY rank) AS places FROM progress WHERE {_THIS})
   WHERE place % 2 = 0 AND place < places)
 """  # noqa: S608 - a constant of ours
+LAST_STEP_UNIX = f"SELECT last_step_unix FROM attempts WHERE {_THIS}"  # noqa: S608 - a constant of ours
+SPARSE_POINTS = f"""
+DELETE FROM progress WHERE {_THIS} AND unix < :before AND (rank, step) IN (
+  SELECT rank, step FROM (SELECT rank, step, row_number()
+    OVER (PARTITION BY rank, CAST(unix / :every AS INTEGER) ORDER BY step) AS place FROM progress WHERE {_THIS})
+  WHERE place > 1)
+"""  # noqa: S608 - a constant of ours
 FIRST_STEP = f"""
 SELECT a.first_step, (SELECT min(unix) FROM progress WHERE {_THIS}) FROM attempts a WHERE {_THIS}
 """  # noqa: S608 - a constant of ours

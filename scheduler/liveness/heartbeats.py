@@ -254,9 +254,15 @@ class HeartbeatTable:
             self.alarm.set()
 
     def restore(
-        self, jobs: Iterable[JobRecord], now: float, unix: float, nodes: Iterable[NodeRecord] = ()
+        self,
+        jobs: Iterable[JobRecord],
+        now: float,
+        unix: float,
+        nodes: Iterable[NodeRecord] = (),
+        *,
+        since_unix: float | None = None,
     ) -> None:
-        """Begin with the journal's jobs and nodes as if each was just heard: silence counts from our return."""
+        """Begin with the journal's jobs and nodes; silence counts from `since_unix`, else from our return."""
         with self._lock:
             for node in nodes:
                 if not node.job and node.name not in self._attended:
@@ -265,7 +271,9 @@ class HeartbeatTable:
                     )
             for job in jobs:
                 if not job.newest.phase.ended and job.job not in self._heard:
-                    self._heard[job.job] = _restored(job, job.newest, now, unix)
+                    self._heard[job.job] = _restored(
+                        job, job.newest, now, unix, unix if since_unix is None else since_unix
+                    )
 
     def forgive(self, now: float, *, away: bool = True) -> None:
         """Let every silence begin again: it was we who were away, or heard nobody."""
@@ -314,7 +322,9 @@ def _essence(node: NodeRecord) -> tuple[object, ...]:
     return node.topology_address, node.health, node.boot_id, node.shards, node.verified_bytes
 
 
-def _restored(job: JobRecord, attempt: AttemptRecord, now: float, unix: float) -> LauncherHeartbeat:
+def _restored(
+    job: JobRecord, attempt: AttemptRecord, now: float, unix: float, since_unix: float
+) -> LauncherHeartbeat:
     beat = Beat(
         attempt=attempt.attempt,
         phase=attempt.phase,
@@ -328,9 +338,9 @@ def _restored(job: JobRecord, attempt: AttemptRecord, now: float, unix: float) -
     )
     return LauncherHeartbeat(
         beat=beat,
-        heard_at=now,
-        ourselves=False,
-        missed_s=max(0.0, unix - attempt.beat_unix),
+        heard_at=now - max(0.0, unix - max(since_unix, attempt.beat_unix)),
+        ourselves=since_unix < unix and attempt.beat_unix >= since_unix,
+        missed_s=max(0.0, since_unix - attempt.beat_unix),
         step=attempt.last_step,
         progressed_at=now,
     )
@@ -373,7 +383,7 @@ def words(
                 before = said.get(node.name, NOTHING_SAID)
                 age = since + node.silent_s
                 # Who is missed is not heard, though the word on it is the newest.
-                newest = node.silent_s < policy.witness_s and (before.heard_s is None or age < before.heard_s)
+                newest = node.silent_s < policy.doubt_s and (before.heard_s is None or age < before.heard_s)
                 said[node.name] = AgentReport(
                     _gravest(before.findings, node.health) if age < policy.told_s else before.findings,
                     age if newest else before.heard_s,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.core.finding import Severity
 from deeplink.scheduler.recovery.records import IncidentKind, Phase, incident_id
+from deeplink.scheduler.recovery.thresholds import Thresholds
 from deeplink.scheduler.slurm.states import JobState
 
 if TYPE_CHECKING:
@@ -44,29 +45,11 @@ class ProbeResult(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchPolicy:
-    """When evidence is enough. Every figure may be changed; the defaults err on the side of waiting."""
+class WatchPolicy(Thresholds):
+    """When evidence is enough, and what an operator lets the watchdog do."""
 
-    # A node is dead after so many probes in a row without an answer, over so long, and a second witness (its
-    # launcher, that one's heartbeats, or Slurm) that misses it for so long.
-    away_probes: int = 3
-    away_s: float = 1.5
-    silence_s: float = 2.5
-    witness_s: float = 1.5  # an agent missed for less than this is heard, and heard is not dead
-    tense_agent_s: float = 0.6  # an agent silent for so long makes us probe
-    tense_beat_s: float = 2.2  # a launcher silent for so long makes us probe
-    launcher_lost_s: float = 20.0  # a launcher silent for so long, though all its nodes answer, is lost
-    # The one brake: more at once than this (or a tenth, if that is more) are told, and nothing is done about them;
-    # dead nodes are after `brake_s`, should they still be silent.
-    most_at_once: int = 2
-    brake_s: float = 60.0
     act_on_switch: bool = True  # the nodes of a silent leaf are given up, named after the leaf
     resume: bool = False  # nodes that we drained are taken back; those drained in a leaf's name are in any case
-    resume_s: float = 10.0  # they have answered for so long
-    resume_sick_s: float = 60.0  # the same where checks had drained it, and for a leaf, which may come and go
-    told_s: float = 20.0  # what a node's checks found counts for so long after it was told
-    attend_s: float = 10.0  # an agent not heard for so long is silent
-    help_itself_s: float = 5.0  # so long may a launcher take to begin its recovery from a known loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,7 +161,10 @@ def _same_loss(old: Incident, new: Incident, below: Collection[NodeName]) -> boo
     if old.kind == IncidentKind.SWITCH_SUSPECT:
         return new.node in below and _together(old, new)
     if old.node != new.node:
-        return False
+        # Nodes that a job loses at once have one reason, whichever it is: a supply, a chassis, a cable.
+        at_once = abs(new.began_unix - old.began_unix) <= SLACK_S
+        lost = old.kind in NODE_LOST and old.node is not None
+        return lost and at_once and _same_job(old, new) and _lasts(old)
     if old.kind in RANKS_ENDED:
         soon = abs(new.began_unix - old.detected_unix) <= RANKS_FIRST_S
         return _same_job(old, new) and _lasts(old) and soon

@@ -39,7 +39,7 @@ def answers(name: NodeName | None, snapshot: Snapshot) -> bool:
 
 def long_away(node: NodeSnapshot, policy: WatchPolicy) -> bool:
     """Whether our probes of the node failed often and long enough."""
-    long = node.away_probes >= policy.away_probes and node.away_s >= policy.away_s
+    long = node.away_probes >= policy.away_probes and node.away_s >= policy.doubt_s
     return node.slurmd.away and not node.down and long
 
 
@@ -50,7 +50,7 @@ def jobs_on(name: NodeName, snapshot: Snapshot) -> list[JobSnapshot]:
 
 def missed(job: JobSnapshot, policy: WatchPolicy) -> set[NodeName]:
     """Return the nodes whose agent the job's launcher misses."""
-    return {name for name, silent_s in job.agents_silent.items() if silent_s >= policy.witness_s}
+    return {name for name, silent_s in job.agents_silent.items() if silent_s >= policy.doubt_s}
 
 
 def is_lost(
@@ -135,7 +135,7 @@ def _witnesses(node: NodeSnapshot, snapshot: Snapshot, policy: WatchPolicy) -> d
     for job in jobs:
         silent = job.agents_silent.get(node.name)
         if silent is not None and job.beat_age_s < policy.tense_beat_s:
-            if silent < policy.witness_s:
+            if silent < policy.doubt_s:
                 return {}
             if silent >= policy.silence_s:
                 why = f"the launcher of job {job.name} misses its agent for {silent:.1f} s"
@@ -444,7 +444,7 @@ def _missed_s(job: JobSnapshot, name: NodeName, policy: WatchPolicy) -> float | 
     if name == job.batch_host:
         return job.beat_age_s if job.beat_age_s >= policy.silence_s else None
     silent_s = job.agents_silent.get(name, 0.0)
-    return silent_s if job.beat_age_s < policy.tense_beat_s and silent_s >= policy.witness_s else None
+    return silent_s if job.beat_age_s < policy.tense_beat_s and silent_s >= policy.doubt_s else None
 
 
 def beyond_help(job: JobSnapshot, name: NodeName, snapshot: Snapshot, policy: WatchPolicy) -> bool:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.recovery.rank_failure import Cause, Failed, Ran, RelaunchLimits, Tried, diagnose, stop_for
 from deeplink.scheduler.recovery.records import IncidentKind
+from deeplink.scheduler.recovery.thresholds import Thresholds
 from deeplink.scheduler.recovery.witnesses import NodeWitness, is_proved
 
 if TYPE_CHECKING:
@@ -61,14 +62,10 @@ class NextMove(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelaunchPolicy:
-    """The thresholds, in seconds."""
+class RelaunchPolicy(Thresholds):
+    """When evidence is enough, and how often ranks are started again."""
 
-    silence_s: float = 2.5  # an agent, or a machine, that is silent for so long is a witness
-    doubt_s: float = 1.5  # from here on a node is in doubt: no ranks are put on it
-    settle_s: float = 0.5  # after ranks failed, every node must answer a question asked this much later
-    brake_s: float = 60.0  # how long to touch nothing on one witness, or while most nodes are silent
-    limits: RelaunchLimits = field(default_factory=RelaunchLimits)  # how often ranks are started again
+    limits: RelaunchLimits = field(default_factory=RelaunchLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -183,6 +183,13 @@ class Actor:
         for progress in self._progress.values():
             progress.since, progress.began, progress.waits_since = None, False, None
 
+    def take_over(self, since_unix: float) -> None:
+        """Go on with what was begun since then as if we had begun it: nothing was missed meanwhile."""
+        offset = self.clock.unix() - self.clock.monotonic()
+        for action in self.journal.actions(only_open=True):
+            if action.began_unix >= since_unix:
+                self._progress[action.key] = _Progress(action.began_unix - offset, began=True)
+
     def work(self) -> bool:
         """Take every open action as far as it goes now; return whether any is left."""
         before = self.journal.actions(only_open=True)

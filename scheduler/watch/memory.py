@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
+from deeplink.core.types import NodeName
 from deeplink.scheduler.liveness.probe import PROBE_DEADLINE_S
 from deeplink.scheduler.recovery.evidence import ProbeResult
 from deeplink.scheduler.recovery.node_rules import bars_return
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from deeplink.core.clock import Clock
-    from deeplink.core.types import Attempt, NodeName
+    from deeplink.core.types import Attempt
     from deeplink.scheduler.journal.journal import Journal
     from deeplink.scheduler.liveness.heartbeats import AgentReport, LauncherHeartbeat
     from deeplink.scheduler.liveness.probe import Address, Prober
@@ -37,6 +38,7 @@ STALE_S = 3.0  # a row of answers to probes that was not carried on for so long 
 REMEMBERED_S = 86_400.0
 PATIENCE_S = 30.0  # how long after its return we wait for a node's agent to tell its kernel, where one told before
 MOST_REMEMBERED = 1_024
+MOST_CARRIED = 256
 _NO_REASON = frozenset(
     {IncidentKind.RANK_FAILED, IncidentKind.STRAGGLER, IncidentKind.STORAGE_FROZEN, IncidentKind.AGENTS_SILENT}
 )
@@ -176,6 +178,16 @@ def boot_unix(shown: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """What a watchdog leaves at each round for one that is started again at once. Moments are Unix time."""
+
+    unix: float  # of the round
+    since_unix: float  # it has listened since then, without a gap in which nobody could be heard
+    # Nodes that do not answer: how, since when and until when, and to how many probes.
+    away: Mapping[str, tuple[str, float, float, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class _Row:
     """An unbroken row of like answers of one node: away or not."""
 
@@ -210,6 +222,18 @@ class ProbeHistory:
         # A row that was not carried on this time is broken, unless it is only the other caller's turn.
         kept = {name: row for name, row in self._rows.items() if name not in rows and ended - row.until < STALE_S}
         self._rows = {**kept, **rows}
+
+    def carry(self, offset: float) -> dict[str, tuple[str, float, float, int]]:
+        """Return the rows of nodes that are away, for another to go on with; `offset` makes Unix time of ours."""
+        away = [(name, row) for name, row in self._rows.items() if row.answer.away][:MOST_CARRIED]
+        return {name: (row.answer.value, row.since + offset, row.until + offset, row.probes) for name, row in away}
+
+    def take_over(self, away: Mapping[str, tuple[str, float, float, int]], offset: float) -> None:
+        """Go on with rows that another left."""
+        self._rows |= {
+            NodeName(name): _Row(ProbeResult(answer), since - offset, until - offset, probes)
+            for name, (answer, since, until, probes) in away.items()
+        }
 
     def forget(self) -> None:
         """Break every row: it was we who were away."""

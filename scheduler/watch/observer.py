@@ -25,7 +25,7 @@ from deeplink.scheduler.recovery.evidence import (
 )
 from deeplink.scheduler.slurm.client import SLURMD_PORT, Slurm
 from deeplink.scheduler.slurm.states import JobState, NodeState
-from deeplink.scheduler.watch.memory import BootHistory, HealthHistory, JournalCache, ProbeHistory
+from deeplink.scheduler.watch.memory import BootHistory, Carried, HealthHistory, JournalCache, ProbeHistory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.liveness.heartbeats import HeartbeatTable, LauncherHeartbeat
     from deeplink.scheduler.liveness.probe import Address, Prober
     from deeplink.scheduler.recovery.evidence import ProbeResult
+    from deeplink.scheduler.recovery.records import NodeRecord
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
     from deeplink.scheduler.watch.memory import BootAges
 
@@ -85,6 +86,7 @@ class Observer:
         self._probed = ProbeHistory(prober=prober, clock=clock)
         self._boots, self._wellness = BootHistory(), HealthHistory()
         self._doubted_at, self._mute_s = float("-inf"), 0.0
+        self._since_unix = clock.unix()  # we have listened since then without a gap
         self._leaves: dict[NodeName, str] = {}
         self._leaves_at = float("-inf")
         self._port = 0
@@ -187,7 +189,7 @@ class Observer:
     def lost(self, name: NodeName) -> bool:
         """Return whether our own probes miss a node for as long as a death takes; not while we doubt ourselves."""
         away_s, probes = self._probed.away(name)
-        return not self.doubted and probes >= self.policy.away_probes and away_s >= self.policy.away_s
+        return not self.doubted and probes >= self.policy.away_probes and away_s >= self.policy.doubt_s
 
     def probe_now(self, names: tuple[NodeName, ...]) -> None:
         """Probe these nodes, suspicious or not, for at most half a second."""
@@ -231,13 +233,31 @@ class Observer:
         """Note that we trust ourselves again. What was not heard over a network in doubt says nothing."""
         if self._cut_off:
             self._probed.forget()
-            self.heartbeats.forgive(self.clock.monotonic(), away=False)
+            self._begin_anew(away=False)
         self.doubted = self._cut_off = False
 
     def forgive(self) -> None:
         """Forget every unbroken row: it was we who were away."""
         self._probed.forget()
-        self.heartbeats.forgive(self.clock.monotonic())
+        self._begin_anew(away=True)
+
+    def _begin_anew(self, *, away: bool) -> None:
+        self._since_unix = self.clock.unix()
+        self.heartbeats.forgive(self.clock.monotonic(), away=away)
+
+    def carry(self) -> Carried:
+        """Return what was seen, for a watchdog that is started again at once should we be killed."""
+        unix = self.clock.unix()
+        return Carried(unix, self._since_unix, self._probed.carry(unix - self.clock.monotonic()))
+
+    def take_over(self, carried: Carried | None, nodes: Iterable[NodeRecord]) -> None:
+        """Begin with what is on record, and with what the one before us saw, where nothing was missed since."""
+        now, unix = self.clock.monotonic(), self.clock.unix()
+        if carried:
+            self._since_unix = carried.since_unix
+            self._probed.take_over(carried.away, unix - now)
+        since_unix = carried.since_unix if carried else unix
+        self.heartbeats.restore(self.journal.jobs(), now, unix, nodes, since_unix=since_unix)
 
     def _forgive_mute(self, now: float) -> None:
         """Let silences begin again where none of several launchers was heard for long, and one is now."""
@@ -245,7 +265,7 @@ class Observer:
         ages = [now - one.heard_at for one in self.heartbeats.all() if one.ourselves and not one.beat.phase.ended]
         before, self._mute_s = self._mute_s, min(ages) if len(ages) > 1 else 0.0
         if before >= self.policy.launcher_lost_s / 2 > self._mute_s:
-            self.heartbeats.forgive(now, away=False)
+            self._begin_anew(away=False)
 
     def called(self, job: int) -> str:
         """Return what a job is called, `12_3` for a task of an array; its raw id where Slurm does not know it."""

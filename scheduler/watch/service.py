@@ -16,6 +16,7 @@ from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.metrics import WatchMetrics, serve_metrics
 from deeplink.rpc.channel import allow_descriptors
 from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.journal.standby import emergency_of
 from deeplink.scheduler.liveness.heartbeats import HeartbeatTable
 from deeplink.scheduler.liveness.probe import TcpProber
 from deeplink.scheduler.recovery.evidence import WatchPolicy
@@ -65,7 +66,7 @@ def watching(
             raise CommandMissingError(program)
     with ExitStack() as stack:
         lock = stack.enter_context(leading(settings.journal))
-        journal = stack.enter_context(Journal(settings.journal))
+        journal = stack.enter_context(Journal(settings.journal, emergency=emergency_of(settings.journal)))
         metrics = WatchMetrics(CollectorRegistry())
         stack.enter_context(notifying(settings.channels, journal, clock, metrics, socket.gethostname()))
         stack.enter_context(beating(settings.channels, journal, clock, metrics, socket.gethostname()))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections import Counter
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.core.descriptors import LockHeldError, opened, try_lock
@@ -14,7 +15,7 @@ from deeplink.scheduler.journal.journal import JournalError
 from deeplink.scheduler.recovery.evidence import PASSING, Remedy
 from deeplink.scheduler.recovery.judge import cut_off, is_over, judge
 from deeplink.scheduler.recovery.records import Incident, IncidentKind, IncidentOutcome, incident_id
-from deeplink.scheduler.watch.memory import REMEMBERED_S, ReturnedNodes
+from deeplink.scheduler.watch.memory import REMEMBERED_S, Carried, ReturnedNodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -35,8 +36,10 @@ BUSY_S = 0.1  # looks at an action under way
 TROUBLE_S = 60.0  # how often it is said that the journal cannot be written
 THIN_S, MOST_THIN_S = 60.0, 600.0  # how often the journal forgets what is old: less often while there is work
 STALL_S = 5.0  # away for longer (stopped, swapped out), we distrust every silence that we did not hear ourselves
+CRASH_LOOP_S = 60.0  # a watchdog that is killed again so soon after its return is in the same incident
 DOUBT_S = 3.0  # doubt about ourselves that lasts so long is an incident
 PASSED_S = 5.0  # what is seen to be over for so long is
+LONGEST_LINE = 1 << 16
 REPEAT_S = 60.0  # a verdict that stays is said, and written, again after so long
 
 
@@ -96,10 +99,13 @@ class Daemon:
         """Go round once; return how long to wait before the next."""
         # Where the journal cannot be written nothing is done: no action begins that is not on record. That is said
         # now and then, the dead man's switch stands still, and it is tried again.
+        for news in self.journal.look_after(self.clock.unix()):
+            self.say(news)
         try:
             self._return()
             self._sign()
             pause_s = self._round()
+            self._sign()  # with what was seen in it
         except JournalError as problem:
             if problem.corrupt or not self.patient:
                 raise
@@ -117,7 +123,10 @@ class Daemon:
         if self._returns:
             since = self.clock.unix() - REMEMBERED_S
             nodes = [node for node in self.journal.nodes() if node.seen_unix >= since]
-            self.observer.heartbeats.restore(self.journal.jobs(), self.clock.monotonic(), self.clock.unix(), nodes)
+            carried = self._carried()
+            self.observer.take_over(carried, nodes)
+            if self.actor and carried:
+                self.actor.take_over(carried.since_unix)
             self._tracker.begin()
             self._returned_nodes.begin()
             self._returns = False
@@ -125,11 +134,19 @@ class Daemon:
             self._tracker.miss(*self._absence)
             self._absence = None
 
+    def _carried(self) -> Carried | None:
+        """Return what the watchdog before us saw, where it was ended too short a time ago to miss anything."""
+        # In a crash loop nobody would ever have listened for long enough to act.
+        if self._absence is None or self.lock is None or self.lock.carried is None:
+            return None
+        last, now = self._absence
+        return self.lock.carried if 0.0 <= now - last < STALL_S else None
+
     def _sign(self) -> None:
         """Leave word that we watch; until an absence is on record the one before us has the last word."""
         if self.lock and self._absence is None:
             with suppress(OSError):
-                self.lock.watch(self.clock.unix())
+                self.lock.watch(self.observer.carry())
 
     def _round(self) -> float:
         began = self.clock.monotonic()
@@ -192,8 +209,9 @@ class Daemon:
         if verdict.remedy is not Remedy.RESUME:
             below = [node.name for node in snapshot.nodes.values() if verdict.leaf and node.leaf == verdict.leaf]
             incident = self._tracker.record(verdict, below)
-            if incident.node and incident.node in snapshot.nodes:
-                self._returned_nodes.lose(incident, snapshot.nodes[incident.node].boot_id)
+            node = snapshot.nodes.get(verdict.node) if verdict.node and not verdict.leaf else None
+            if node:  # of several that were lost at once the incident names the first
+                self._returned_nodes.lose(replace(incident, node=node.name), node.boot_id)
         acts = verdict.remedy is not Remedy.NOTHING
         begun = self.actor is not None and acts and self.actor.begin(verdict, incident)
         if begun:
@@ -282,17 +300,21 @@ class IncidentTracker:
             "the watchdog that led before did not end in order (killed, out of memory, its host gone?): "
             f"nobody watched for {until_unix - began:.1f} s"
         )
-        self._write(
-            Incident(
-                id=incident_id(None, IncidentKind.WATCHDOG_AWAY, f"{began:.0f}"),
-                kind=IncidentKind.WATCHDOG_AWAY,
-                evidence=evidence,
-                began_unix=began,
-                detected_unix=until_unix,
-                recovered_unix=until_unix,
-                outcome=IncidentOutcome.RECOVERED,
+        before = next(iter(self.journal.incidents(kind=IncidentKind.WATCHDOG_AWAY, limit=1)), None)
+        if before and before.timeline and 0.0 <= began - before.timeline[-1].unix < CRASH_LOOP_S:
+            self.journal.record_moment(before.id, until_unix, f"again: {evidence}")  # a crash loop is one incident
+        else:
+            self._write(
+                Incident(
+                    id=incident_id(None, IncidentKind.WATCHDOG_AWAY, f"{began:.0f}"),
+                    kind=IncidentKind.WATCHDOG_AWAY,
+                    evidence=evidence,
+                    began_unix=began,
+                    detected_unix=until_unix,
+                    recovered_unix=until_unix,
+                    outcome=IncidentOutcome.RECOVERED,
+                )
             )
-        )
         self.say(f"{IncidentKind.WATCHDOG_AWAY}: {evidence}")
 
     def named(self, verdict: Verdict) -> Verdict:
@@ -419,13 +441,16 @@ class LeaderLock:
     """The place of the one watchdog that leads."""
 
     last_unix: float | None = None  # the newest round of the leader before, where that did not end in order
+    carried: Carried | None = None  # what that one saw; None where it left no word of it
     _file: int
     _lasts: bool = False
 
-    def watch(self, unix: float) -> None:
-        """Note a round, so that whoever leads next knows since when no one did."""
-        # One system call; the first one waits for the disk.
-        os.pwrite(self._file, b"%017.3f\n" % unix, 0)
+    def watch(self, seen: Carried) -> None:
+        """Note a round, so that whoever leads next knows since when no one did, and what was seen until then."""
+        # Two system calls; the first round waits for the disk.
+        line = b"%017.3f %s\n" % (seen.unix, json.dumps(asdict(seen)).encode())
+        os.pwrite(self._file, line, 0)
+        os.ftruncate(self._file, len(line))
         if not self._lasts:
             os.fsync(self._file)
             self._lasts = True
@@ -445,12 +470,19 @@ def leading(journal: Path) -> Iterator[LeaderLock]:
         if not try_lock(descriptor):
             remedy = "One leads; this one waits, or give it a journal of its own."
             raise LockHeldError(f"another watchdog holds {path}", remedy=remedy)
-        yield LeaderLock(last_unix=_last(descriptor), _file=descriptor)
+        yield LeaderLock(last_unix=_last(descriptor), carried=_carried(descriptor), _file=descriptor)
 
 
 def _last(descriptor: int) -> float | None:
-    left = os.pread(descriptor, 32, 0)
+    left = os.pread(descriptor, LONGEST_LINE, 0)
     try:
-        return float(left) if left else None
-    except ValueError:  # half of it was written, or somebody else did
+        return float(left.split()[0]) if left else None
+    except (ValueError, IndexError):  # half of it was written, or somebody else did
         return os.fstat(descriptor).st_mtime
+
+
+def _carried(descriptor: int) -> Carried | None:
+    try:
+        return Carried(**json.loads(os.pread(descriptor, LONGEST_LINE, 0).partition(b" ")[2]))
+    except (ValueError, TypeError):  # the same, or an older watchdog
+        return None

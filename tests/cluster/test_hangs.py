@@ -13,12 +13,14 @@ from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import IncidentOutcome
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.testbed.cluster import Sandbox
-from deeplink.scheduler.testbed.lab.scene import ranks_on
+from deeplink.scheduler.testbed.lab.scene import is_verb, processes_on, ranks_on
+from deeplink.scheduler.testbed.processes import arguments
 from tests.cluster.jobs import submit
 from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 Record = Callable[[str, object], None]
+STANDS_STILL_S = 70.0  # longer than any patience with a silent node
 STOPPED_AT = 80
 """Ten reports of four ranks each are known by then: enough to learn from."""
 
@@ -58,3 +60,26 @@ def test_a_stopped_rank_costs_seconds_and_its_stack_is_kept(sandbox: Sandbox, re
             IncidentOutcome.RECOVERED,
         )
         assert [stack.state for stack in journal.stacks(incident.id)][2] == "T"
+
+
+def test_an_agent_that_stands_still_while_its_ranks_go_on_restarts_nothing(
+    sandbox: Sandbox, record_property: Record
+) -> None:
+    script = "exec deeplink run --nproc-per-node 1 --spares 1 -- {train} 5000"
+    job = submit(sandbox, "-N4 --no-kill", script)
+    state = job.folder / "state"
+    until(lambda: state.exists() and int(state.read_text()) >= STOPPED_AT, LIMIT_S, job.told)
+    victim = job.events("attempt-started")[0]["nodes"][2]
+    agents = [who for who in processes_on(sandbox, victim) if is_verb(arguments(who.pid), "node")]
+    assert agents, job.told()
+    for who in agents:
+        who.send(signal.SIGSTOP)
+    stopped, before = time.time(), int(state.read_text())
+    try:
+        until(lambda: time.time() - stopped >= STANDS_STILL_S or bool(job.events("relaunch")), 2 * STANDS_STILL_S)
+    finally:
+        for who in agents:
+            who.send(signal.SIGCONT)
+    record_property("steps made meanwhile", int(state.read_text()) - before)
+    assert job.let_end().state is JobState.COMPLETED, job.told()
+    assert len(job.events("attempt-started")) == 1, job.told()

@@ -423,7 +423,7 @@ def test_an_observer_only_says_it_and_one_killed_between_two_commands_finishes_o
         until(lambda: all(action.done_unix for action in watch.actions()), LIMIT_S, watch.said)
         remedies = sorted(action.remedy for action in watch.actions() if not action.result.startswith("gave up"))
         assert remedies == ["drain-down", "restart"], watch.said()
-        assert watch.absences() == 2
+        assert watch.absences() == 1, "the second was killed within a minute of its return"
         assert job.row().restarts == 1
         assert node(watch.cluster, victim).drained
         assert [row.name for row in slurm.nodes() if row.drained] == [victim]

@@ -155,7 +155,7 @@ def test_one_lost_node_is_one_incident_whoever_tells_of_it(journal: Journal) -> 
     assert (joined.number, joined.id) == (ours.number, ours.id)
     assert (joined.action, joined.evidence) == ("relaunch", "silent; agent missed")
     assert len(journal.incidents()) == 1
-    journal.record_incident(dead(node="n2"))
+    journal.record_incident(dataclasses.replace(dead(node="n2"), began_unix=ours.began_unix + 60.0))
     assert len(journal.incidents()) == 2
 
 
@@ -236,7 +236,8 @@ def test_what_stood_still_is_known_from_the_attempt(journal: Journal) -> None:
     journal.record_beat(beat(FIRST, *range(10)), 30.0)
     kept = journal.record_incident(dead())
     assert (kept.ranks, kept.step_s) == (2, 1.0)
-    said = journal.record_incident(dataclasses.replace(dead(node="n0"), ranks=16, step_s=0.25))
+    later = dataclasses.replace(dead(node="n0"), began_unix=kept.began_unix + 60.0)
+    said = journal.record_incident(dataclasses.replace(later, ranks=16, step_s=0.25))
     assert (said.ranks, said.step_s) == (16, 0.25)
 
 
@@ -288,6 +289,20 @@ def test_the_loss_curve_is_thinned_and_keeps_its_ends(journal: Journal, monkeypa
     assert len(steps) <= 100
     assert (steps[0], steps[-1]) == (0, 999)
     assert steps == sorted(steps)
+
+
+def test_of_what_is_older_than_a_minute_one_point_in_ten_seconds_is_kept(journal: Journal) -> None:
+    for second in range(300):  # twenty steps a second, a heartbeat each second
+        steps = range(20 * second, 20 * second + 20)
+        points = [ProgressPoint(attempt=FIRST, step=step, unix=1_000.0 + step / 20) for step in steps]
+        journal.record_beat(dataclasses.replace(beat(FIRST), progress=tuple(points)), 1_000.0 + second)
+    kept = [round(point.unix - 1_000.0, 2) for point in journal.points(17, limit=10_000)]
+    assert (kept[0], kept[-1]) == (0.0, 299.95)
+    assert [unix for unix in kept if unix < 230.0] == [10.0 * slot for slot in range(23)]
+    assert len([unix for unix in kept if unix >= 240.0]) == 1_200, "the newest minute is whole"
+    known = journal.job(17)
+    assert known is not None
+    assert (known.newest.first_step, known.newest.last_step) == (0, 5_999)
 
 
 YEAR_S = 365 * 86_400.0
@@ -354,7 +369,7 @@ with Journal(Path(sys.argv[1])) as journal:
     step = len(journal.points(17, limit=10_000))
     while True:
         step += 1
-        point = ProgressPoint(attempt=attempt, step=step, unix=float(step))
+        point = ProgressPoint(attempt=attempt, step=step, unix=1.0)
         incident = Incident(id=f"i{step}", kind="node-dead", attempt=attempt, began_unix=1.0, detected_unix=1.0)
         journal.record_beat(
             Beat(attempt=attempt, phase=Phase.RUNNING, progress=(point,), incidents=(incident,)), float(step)
@@ -412,10 +427,10 @@ def test_a_full_disk_refuses_a_beat_whole_and_is_over_when_there_is_room(journal
         while steps < 100_000:
             journal.record_beat(beat(FIRST, *range(steps, steps + 100), incidents=(dead(),)), 60.0)
             steps += 100
-    assert len(journal.points(17)) == steps
+    assert [point.step for point in journal.points(17)][-1:] == ([steps - 1] if steps else [])
     journal._db.execute(f"PRAGMA max_page_count = {pages + 100_000}")
     journal.record_beat(beat(FIRST, *range(steps, steps + 100)), 61.0)
-    assert len(journal.points(17)) == steps + 100
+    assert journal.points(17)[-1].step == steps + 99
 
 
 def test_no_journal_to_read_is_said(tmp_path: Path) -> None:

@@ -80,13 +80,16 @@ SAME = {
         hit(IncidentKind.APPLICATION_FAILED, None),
     ),
     "hung, and of no named node": (hit(IncidentKind.RANKS_HUNG), hit(IncidentKind.RANKS_HUNG, None)),
+    "two nodes of one job are lost at once": (SILENT, hit(IncidentKind.NODE_DEAD, "n6", AGAIN, 102.0)),
     "storage stands still for two jobs": (
         hit(IncidentKind.STORAGE_FROZEN, None),
         hit(IncidentKind.STORAGE_FROZEN, None, OTHER, 104.0),
     ),
 }
 APART = {
-    "another node": (SILENT, hit(IncidentKind.NODE_DEAD, "n6", AGAIN)),
+    "another node, later": (SILENT, hit(IncidentKind.NODE_DEAD, "n6", AGAIN, 110.0)),
+    "another node, of another job": (SILENT, hit(IncidentKind.NODE_DEAD, "n6", OTHER)),
+    "another node, when the job trains again": (over(SILENT, 101.0), hit(IncidentKind.NODE_DEAD, "n6", AGAIN)),
     "long after it was over": (over(SILENT, 108.0), hit(IncidentKind.NODE_SILENT, attempt=AGAIN, began=140.0)),
     "the same, to another job": (over(SILENT, 108.0), hit(IncidentKind.NODE_SILENT, attempt=OTHER, began=140.0)),
     "it came back, and another job loses it": (
@@ -149,6 +152,20 @@ def test_a_node_lost_across_attempts_is_one_incident_whichever_id_is_told_later(
     assert [one.attempt for one in journal.incidents(job=2)] == [AGAIN]
 
 
+def test_nodes_that_a_job_loses_at_once_are_one_incident_that_is_found_by_each_of_them(journal: Journal) -> None:
+    theirs = [hit(IncidentKind.NODE_DEAD, name, began=began) for name, began in (("n5", 100.0), ("n6", 102.0))]
+    for one in theirs:
+        journal.record_incident(one)
+    journal.record_incident(SILENT)
+    (known,) = journal.incidents()
+    assert "node-dead of n5" in known.evidence
+    assert "node-dead of n6" in known.evidence
+    for name in ("n5", "n6"):
+        assert [one.id for one in journal.incidents(node=name)] == [known.id]
+    trains(journal, AGAIN, 110.0)
+    assert [one.outcome for one in journal.incidents(job=2)] == [IncidentOutcome.RECOVERED]
+
+
 def test_a_launchers_failed_opens_again_while_its_job_waits_for_the_same_node(journal: Journal) -> None:
     journal.record_incident(SILENT)
     journal.record_incident(dataclasses.replace(SILENT, outcome=IncidentOutcome.FAILED))
@@ -197,7 +214,7 @@ BELOW = (NodeName("n4"), NodeName("n5"))
 @pytest.mark.parametrize("early", [True, False], ids=["before", "after"])
 def test_a_cut_leaf_is_one_incident_named_after_the_leaf(journal: Journal, early: bool) -> None:
     theirs = (SILENT, hit(IncidentKind.NODE_SILENT, "n4", OTHER, 101.0))
-    elsewhere = hit(IncidentKind.NODE_SILENT, "n0")
+    elsewhere = hit(IncidentKind.NODE_SILENT, "n0", began=80.0)
     journal.record_incident(elsewhere)
     numbers: list[int] = []
     if early:

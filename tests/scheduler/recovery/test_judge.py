@@ -1093,7 +1093,7 @@ def test_no_more_nodes_are_drained_for_their_checks_than_can_be_believed(count: 
     assert len(drained) <= POLICY.most_at_once
 
 
-@pytest.mark.parametrize(("away_s", "remedies"), [(4.0, {"nothing"}), (61.0, {"drain", "drain-down"})])
+@pytest.mark.parametrize(("away_s", "remedies"), [(4.0, {"nothing"}), (61.0, {"drain-down"})])
 def test_three_nodes_dead_at_once_are_looked_at_again_after_a_minute(away_s: float, remedies: set[str]) -> None:
     here = replace(STRANDED, agents_silent={NAMES[0]: 0.1, NAMES[1]: away_s, NAMES[4]: away_s})
     there = replace(WELL_ELSEWHERE, agents_silent={NAMES[5]: 0.1, NAMES[6]: away_s})

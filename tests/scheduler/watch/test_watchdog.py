@@ -15,7 +15,8 @@ from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal, JournalError
 from deeplink.scheduler.recovery.evidence import ProbeResult, WatchPolicy
 from deeplink.scheduler.recovery.records import Beat, Incident, IncidentOutcome, NodeRecord, Phase
-from deeplink.scheduler.watch.watchdog import leading
+from deeplink.scheduler.watch.memory import Carried
+from deeplink.scheduler.watch.watchdog import CRASH_LOOP_S, leading
 from tests.scheduler.slurm.answers import job_answer
 from tests.scheduler.watch.callers import ME
 from tests.scheduler.watch.test_actor import Bench, Cluster, UnansweredError, lose
@@ -314,11 +315,56 @@ def test_a_watchdog_that_was_ended_is_an_incident_of_the_next_one_and_of_none_af
     assert bench.cluster.asked == []
 
 
-def test_each_of_those_that_are_killed_one_after_another_is_told(bench: Bench, tmp_path: Path) -> None:
+def test_those_that_are_killed_one_after_another_are_one_incident_that_tells_of_each(
+    bench: Bench, tmp_path: Path
+) -> None:
     for _ in range(4):
         lead(bench, tmp_path / "j.sqlite", killed=True)
         bench.clock.sleep(1.0)
-    assert [round(one.recovered_unix - one.began_unix) for one in absences(bench)] == [2, 2, 2]
+    (incident,) = absences(bench)
+    assert sum("again: " in moment.what for moment in incident.timeline) == 2
+    bench.clock.sleep(CRASH_LOOP_S)
+    lead(bench, tmp_path / "j.sqlite")
+    bench.clock.sleep(CRASH_LOOP_S)
+    lead(bench, tmp_path / "j.sqlite", killed=True)
+    bench.clock.sleep(CRASH_LOOP_S)
+    lead(bench, tmp_path / "j.sqlite")
+    assert len(absences(bench)) == 2, "long after that it is another one"
+
+
+def test_a_watchdog_that_is_killed_again_and_again_still_helps_a_lost_launcher(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.start()
+    with suppress(KeyboardInterrupt), leading(tmp_path / "j.sqlite") as bench.daemon.lock:
+        bench.daemon.run(lambda _: True)
+        calm(bench, 2)
+        raise KeyboardInterrupt
+    for _ in range(14):  # killed after two rounds, and back half a second later
+        lead(bench, tmp_path / "j.sqlite", 3, killed=True)
+        bench.clock.sleep(0.5)
+    assert "scontrol requeue 17" in bench.cluster.asked
+    assert bench.cluster.restarts == 1
+    assert len(absences(bench)) == 1
+
+
+def test_one_that_is_killed_again_and_again_still_gives_up_a_dead_node(bench: Bench, tmp_path: Path) -> None:
+    calm(bench, 2)
+    lose(bench, "n1")
+
+    def pause(_: float) -> bool:
+        bench.clock.sleep(1.0)
+        raise KeyboardInterrupt
+
+    for _ in range(12):
+        bench.start()
+        with suppress(KeyboardInterrupt), leading(tmp_path / "j.sqlite") as bench.daemon.lock:
+            if not bench.cluster.restarts:
+                bench.beat(silent="n1")
+            bench.daemon.run(pause)
+        bench.clock.sleep(0.5)
+    assert bench.cluster.restarts == 1
+    assert any("nodename=n1 state=drain" in line for line in bench.cluster.asked)
 
 
 def test_one_that_is_killed_in_its_very_first_round_is_told(bench: Bench, tmp_path: Path) -> None:
@@ -330,7 +376,8 @@ def test_one_that_is_killed_in_its_very_first_round_is_told(bench: Bench, tmp_pa
             bench.daemon.run(lambda _: True)
         bench.clock.sleep(3.0)
     lead(bench, tmp_path / "j.sqlite")
-    assert [round(one.recovered_unix - one.began_unix) for one in absences(bench)] == [3, 3]
+    (incident,) = absences(bench)
+    assert [round(one.unix - incident.began_unix) for one in incident.timeline if "again" in one.what] == [6]
 
 
 def killed() -> None:
@@ -339,7 +386,8 @@ def killed() -> None:
 
 def test_the_clock_may_have_been_set_back_meanwhile(bench: Bench, tmp_path: Path) -> None:
     with leading(tmp_path / "j.sqlite") as before:
-        before.watch(bench.clock.unix() + 3600)
+        later = bench.clock.unix() + 3600
+        before.watch(Carried(later, later, {}))
     lead(bench, tmp_path / "j.sqlite")
     (incident,) = absences(bench)
     assert incident.began_unix == incident.detected_unix
@@ -359,6 +407,29 @@ def test_an_absence_that_cannot_be_written_down_ends_no_watchdog_and_is_told_whe
     lead(bench, tmp_path / "j.sqlite")
     (incident,) = absences(bench)
     assert incident.began_unix == pytest.approx(last, abs=0.01)
+
+
+def test_a_disk_that_takes_nothing_keeps_nothing_from_being_done(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j.sqlite", emergency=tmp_path / "elsewhere" / "e.sqlite") as journal:
+        bench = Bench(Cluster(), journal)
+        calm(bench, 2)
+        own = journal._db
+        own.execute("PRAGMA query_only = ON")
+        lose(bench, "n1")
+        for _ in range(9):  # one more than where all can be written
+            with suppress(UnansweredError):
+                if not bench.cluster.restarts:
+                    bench.beat(silent="n1")
+            bench.daemon.tick()
+            bench.clock.sleep(0.6)
+        assert bench.cluster.restarts == 1
+        assert sum("state=drain" in line for line in bench.cluster.asked) == 1
+        assert sum("going on in" in line for line in bench.said) == 1
+        own.execute("PRAGMA query_only = OFF")
+        bench.clock.now += 1e10  # by its own clock, which says when it was tried last
+        bench.daemon.tick()
+        assert any("written again" in line for line in bench.said)
+        assert [one.node for one in journal.incidents(kind="node-dead")] == ["n1"]
 
 
 def test_rounds_in_which_nothing_may_be_touched_are_watched(bench: Bench, tmp_path: Path) -> None:
