@@ -192,6 +192,23 @@ class ProgressClock:
         """Whether no rank has done a step yet."""
         return not self.steps
 
+    def go_on(self, ranks: Collection[int], now: float) -> bool:
+        """Whether these ranks go on, though nothing is heard of them: the others do steps, with them."""
+        # One step more than theirs the others may have ended before they wait, and those between two reports: but
+        # that ends.
+        heard = [one.step for rank in ranks if (one := self._ranks.get(rank)) and one.step is not None]
+        newest = max(
+            (
+                one.step
+                for rank, one in self._ranks.items()
+                if one.step is not None
+                and rank not in ranks
+                and now - one.since <= STOPPED_SHARE * self._limit(one.section).seconds
+            ),
+            default=0,
+        )
+        return bool(heard) and newest > max(heard) + 1
+
     def late(self, now: float, share: float = 1.0) -> tuple[LateRank, ...]:
         """Return the ranks that have used up this share of their time, by rank."""
         # While none was heard of, that is none, unless the job is known to report: then all are being set up.

@@ -219,6 +219,11 @@ class Hangs:
         found = self._stragglers.found.items()
         return {node: self._because(one) for rank, one in found if (node := self._collector.node_of(rank))}
 
+    def going_on(self, nodes: Iterable[NodeName]) -> tuple[NodeName, ...]:
+        """Return those of these nodes whose ranks go on, as far as the steps of the other nodes' ranks tell."""
+        now = self._clock.monotonic()
+        return tuple(node for node in nodes if self._progress.go_on(self._collector.ranks_of(node), now))
+
     def locate(self, listen: Callable[[], None]) -> StackReport:
         """Collect the stacks of all ranks, as `StackCollector.locate` does."""
         self._save()

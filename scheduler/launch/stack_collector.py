@@ -83,6 +83,10 @@ class StackCollector:
         """Return the nodes that run these ranks, each once."""
         return tuple(dict.fromkeys(self._nodes[rank] for rank in ranks if rank in self._nodes))
 
+    def ranks_of(self, node: NodeName) -> set[int]:
+        """Return the ranks that run on a node."""
+        return {rank for rank, one in self._nodes.items() if one == node}
+
     def forget(self) -> None:
         """Drop what was asked."""
         self._question = self._stacks = None

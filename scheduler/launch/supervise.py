@@ -210,6 +210,7 @@ class Supervisor:
             hung=late.hung,
             slow=late.slow,
             suspects=late.suspects,
+            going_on=self._hangs.going_on(node for node in active if silence[node].deaf_s >= self._policy.doubt_s),
             health=self._agents.health(),
             unix=self._agents.unix(),
             taken=self._nodes.tick().taken if is_doubtful else (),

@@ -87,6 +87,7 @@ class AttemptEvidence:
     hung: str = ""  # why ranks count as hung; empty while they do not
     slow: str = ""  # why a rank is to be replaced; empty while none is
     suspects: tuple[NodeName, ...] = ()  # the nodes to blame for that, where it can be told
+    going_on: tuple[NodeName, ...] = ()  # silent nodes whose ranks go on: the others do steps with them
     # what is wrong with nodes, by their own checks
     health: Mapping[NodeName, tuple[Finding, ...]] = field(default_factory=dict)
     # what each node's own clock shows now; those that did not tell are left out
@@ -165,7 +166,9 @@ def _lost_and_deaf(
     # An agent that falls silent with most others is not ill: the wire is, or whatever they have in common.
     silence = {node: seen.silence[node] for node in (*seen.active, *seen.spares) if node != seen.here}
     away = [node for node, one in silence.items() if one.contact_s >= policy.silence_s]
-    starved = [node for node, one in silence.items() if one.deaf_s >= policy.starved_s]
+    starved = [
+        node for node, one in silence.items() if one.deaf_s >= policy.starved_s and node not in seen.going_on
+    ]
     together = _silent_together(seen, policy)
     lost = tuple(node for node in silence if node in away or (node in starved and not together))
     return lost, tuple(node for node in silence if node in starved and node not in lost)

@@ -129,6 +129,18 @@ def test_setting_up_is_a_section_until_the_first_step() -> None:
     assert not made.is_setting_up
 
 
+def test_ranks_nothing_is_heard_of_go_on_while_the_others_do_steps() -> None:
+    made = running(pulse(world=3), 30.0, 0, 1, 2)
+    made.take(0, 61, "", 30.5)
+    assert not made.go_on({2}, 30.5), "one step more is done without them"
+    for step, now in enumerate(range(31, 60), 61):
+        made.tick(now)
+        made.take(0, step, "", now)
+    assert made.go_on({2}, 60.0)
+    assert not made.go_on({2}, 71.0), "and then no more"
+    assert not made.go_on({7}, 60.0), "never heard of"
+
+
 def sights(states: str, cpu: float = 0.0) -> dict[int, ProcessSnapshot]:
     return {rank: ProcessSnapshot(state=state.strip("-"), cpu_s=cpu) for rank, state in enumerate(states)}
 

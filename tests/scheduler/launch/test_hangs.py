@@ -18,6 +18,7 @@ import pytest
 
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import IncidentOutcome
+from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
 from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.slow]
@@ -233,6 +234,26 @@ def test_a_straggler_is_told_and_replaced_where_that_is_wanted(run: Callable[...
     job.ended()
 
 
+def test_an_agent_that_is_stopped_while_training_goes_on_costs_nothing(run: Callable[..., Run]) -> None:
+    job = run("--local", "3", "--spares", "1", steps=1500)
+    job.wait_for(lambda: job.has_step(20))
+    argv = f"--name local1 --store {job.folder}"
+    found = subprocess.run(["pgrep", "-f", "--", argv], check=True, capture_output=True, text=True).stdout
+    agent = [int(pid) for pid in found.split()]  # and what it started
+    assert agent
+    for pid in agent:
+        os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    while time.monotonic() - began < RelaunchPolicy().starved_s + 10.0:
+        assert not job.events("relaunch")
+        time.sleep(0.5)
+    for pid in agent:
+        os.kill(pid, signal.SIGCONT)
+    code, said = job.ended()
+    assert code == 0, said
+    assert job.events("ended")[0]["attempts"] == 1
+
+
 GLOO = Path(__file__).parents[2] / "cluster" / "gloo_rank.py"
 
 
@@ -262,6 +283,7 @@ def test_a_rank_that_does_nothing_is_found_after_half_a_minute_by_where_the_othe
     (relaunch,) = job.events("relaunch")
     assert "rank 1 on local1 is in " in relaunch["because"]
     assert "wait (threading.py), 1 other in all_reduce" in relaunch["because"]
+    job.wait_for(lambda: len(job.events("attempt-started")) > 1)
     assert "local1" not in job.events("attempt-started")[1]["nodes"]
     code, said = job.ended()
     assert code == 0, said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -107,6 +108,12 @@ def test_an_agent_too_starved_to_answer_is_not_a_lost_node() -> None:
 
 def test_an_agent_that_starves_for_long_is() -> None:
     assert decide(seen("a b c", "d", {"b": DEAF}), POLICY).move is NextMove.RELAUNCH
+
+
+def test_an_agent_that_is_stopped_while_its_ranks_go_on_is_no_lost_node() -> None:
+    evidence = seen("a b c", "d", {"b": DEAF}, going_on=(NodeName("b"),))
+    assert decide(evidence, POLICY).move is NextMove.CONTINUE
+    assert decide(replace(evidence, silence={**evidence.silence, NodeName("b"): GONE}), POLICY).lost == ("b",)
 
 
 def test_time_out_of_reach_makes_no_agent_starve() -> None:
