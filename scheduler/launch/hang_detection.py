@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 # Learned from the job itself, per section: how long a rank may be silent before it is late.
-SETUP, STEPS = "setup", ""
+SETUP, CHECKPOINT, STEPS = "setup", "checkpoint", ""
 LEAST_S = 30.0  # storage and networks that stumble are back by then
 FACTOR = 5.0
 QUANTILE = 0.99
@@ -181,6 +181,11 @@ class ProgressClock:
     def steps(self) -> dict[int, int]:
         """The newest step of each rank that reported one."""
         return {rank: one.step for rank, one in self._ranks.items() if one.step is not None}
+
+    @property
+    def moving_data(self) -> set[int]:
+        """The ranks in sections in which they may wait for storage, wherever they are seen."""
+        return {rank for rank, one in self._ranks.items() if one.section in {SETUP, CHECKPOINT}}
 
     @property
     def is_heard(self) -> bool:

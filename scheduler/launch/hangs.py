@@ -172,7 +172,8 @@ class Hangs:
         if self._seen is None and network is not None and self._collector.are_stacks_here:
             # Once: what ranks do later does not go with where they were.
             places, world = self._collector.places(self._progress.steps), self._collector.launch.world_size
-            self._seen = network if network.why else deadlock(places, self._activity.idle(), world)
+            idle = self._activity.idle() - self._progress.moving_data
+            self._seen = network if network.why else deadlock(places, idle, world)
 
     def _say_late(self, late: tuple[LateRank, ...], answer: ActivityAnswer) -> None:
         longest, ranks = longest_late(late), [one.rank for one in late]
