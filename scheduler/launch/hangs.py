@@ -26,7 +26,7 @@ from deeplink.scheduler.launch.hang_detection import (
     named,
     stopped,
 )
-from deeplink.scheduler.launch.ring_test import BrokenNetwork, NeighbourTest, Pair
+from deeplink.scheduler.launch.ring_test import BrokenNetwork, NeighbourTest
 from deeplink.scheduler.launch.stack_collector import StackCollector, StackReport
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Hangs:
         self._silences = _read(self._folder / LEARNED_FILE)
         self._progress = ProgressClock(self._silences, self._timeout_s)
         self._activity = ActivityHistory()
-        self._talked: set[Pair] = set()
+        self._are_ports_open = False  # those of ranks, as far as was tried while they made progress
         self._examine_at_s = 0.0  # once they are silent for so long it is asked why; each time twice as late
         self._seen: BrokenNetwork | Blame | None = None  # the newest answer to that
         self._stragglers = Stragglers()
@@ -95,7 +95,8 @@ class Hangs:
         self._forget()
         hosts = {node: facts.host for node, facts in self._agents.facts.items()}
         nodes = [facts.name for facts in launch.nodes]
-        self._neighbours = NeighbourTest(nodes, hosts, self._agents.stubs, self._talked, self._clock)
+        is_open = self._are_ports_open
+        self._neighbours = NeighbourTest(nodes, hosts, self._agents.stubs, self._clock, are_ports_open=is_open)
         self._stragglers = Stragglers()
 
     def take(self, reports: Iterable[common_pb2.Progress]) -> None:
@@ -124,6 +125,7 @@ class Hangs:
             self._forget()
             if not self._progress.is_setting_up:
                 self._neighbours.learn()
+                self._are_ports_open = self._neighbours.are_ports_open
             return slow
         nearly = self._progress.late(now, NEARLY * share)
         is_long = any(one.silent_s - one.limit_s > 6 * SELDOM_S for one in nearly)
