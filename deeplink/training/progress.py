@@ -1,7 +1,7 @@
 """`deeplink.report` and `deeplink.section`: the training loop reports its progress, in microseconds.
 
-It does so whether or not the agent answers. `deeplink.timed(model)` times a rank's own work of a step: from the
-end of `deeplink.report` to the end of the forward pass, for in the backward pass ranks wait for the slowest one.
+It does so whether or not the agent answers. A rank's own work of a step is timed (`timing.py`): from the end of
+`deeplink.report` to the end of the forward pass, for in the backward pass ranks wait for the slowest one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -302,6 +303,7 @@ class _Process:
         self.made = False
         self.reporter: Reporter | None = None
         self.step_ended: Callable[[], float] | None = None  # seconds of own work in a step; 0 where unknown
+        self.has_looked = False  # for a model to time
 
     def forget(self) -> None:
         self.made, self.reporter = False, None
@@ -318,6 +320,13 @@ class _Process:
                     self.reporter = Reporter(to)
                     answer_in(to.token_file.parent)
         return self.reporter
+
+    def look_for_model(self) -> None:
+        self.has_looked = True
+        if "torch" in sys.modules:
+            from deeplink.training.timing import time_ddp  # noqa: PLC0415 - it imports this module
+
+            time_ddp()
 
     def flush(self) -> None:
         if self.reporter is not None and not self.reporter.flush():
@@ -346,7 +355,8 @@ def report(*, step: int, work_s: float | None = None, **metrics: float) -> None:
     Args:
         step: number of optimizer steps done since training began, across restarts.
         work_s: seconds of this rank's own work in this step, waiting for other ranks left out, where the loop
-            measures it (`deeplink.timed` does, for a model of torch): a rank much slower than the others is told.
+            measures it itself. A model in torch's DistributedDataParallel is timed without, from the first report
+            on, and any that `deeplink.timed` was given. A rank much slower than the others is told.
         metrics: loss, learning rate, samples ...
 
     Raises:
@@ -359,6 +369,8 @@ def report(*, step: int, work_s: float | None = None, **metrics: float) -> None:
         ours.work_s = float(work_s)
     elif _process.step_ended is not None:
         ours.work_s = _process.step_ended()
+    elif not _process.has_looked:
+        _process.look_for_model()
     ours.tell(step, metrics)
 
 

@@ -1,13 +1,17 @@
-"""`deeplink.timed(model)`: how long a rank's own work in a step takes, waiting for other ranks left out.
+"""How long a rank's own work in a step takes, waiting for other ranks left out.
 
 In data-parallel training all ranks take equally long for a step, for they wait for the slowest one in backward's
 all-reduce. So what is timed ends where the first wait may begin: from the end of `deeplink.report` to the end of
 the forward pass. It holds the loading of data, the copy to the device and the forward pass; the backward pass of a
-slow device is slow in the same proportion.
+slow device is slow in the same proportion. What the wrapper does before (it sends buffers) is left out.
+
+The model of a DistributedDataParallel is timed by itself; `deeplink.timed(model)` says which one it is elsewhere.
 """
 
 from __future__ import annotations
 
+import gc
+import logging
 import statistics
 import sys
 import time
@@ -18,6 +22,8 @@ from deeplink.training.progress import measure_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+log = logging.getLogger(__name__)
 
 KEPT = 16
 """Steps whose median is reported: one slow step changes nothing."""
@@ -46,10 +52,32 @@ def timed(model: M) -> M:
     """
     inner = getattr(model, "module", model)
     meter = StepMeter()
+    if inner is not model:
+        model.register_forward_pre_hook(meter.wrapper_begins)
     inner.register_forward_pre_hook(meter.forward_begins)
     inner.register_forward_hook(meter.forward_ended)
     measure_with(meter.step_ended)
     return model
+
+
+def time_ddp() -> None:
+    """Time the model that this process trains by DistributedDataParallel; nothing where it is not just one.
+
+    Tens of milliseconds, once: all objects of this process are looked at. A hook that all modules share would do
+    without, but what torch.compile has seen is compiled again for it.
+    """
+    torch = sys.modules.get("torch")
+    parallel = sys.modules.get("torch.nn.parallel.distributed")
+    if torch is None or parallel is None:
+        return
+    try:
+        wrapper = parallel.DistributedDataParallel
+        if torch.distributed.is_initialized():
+            wrapped = [one for one in gc.get_referrers(wrapper) if type(one) is wrapper]
+            if len(wrapped) == 1:
+                timed(wrapped[0])
+    except Exception as problem:  # noqa: BLE001 - a training that runs is not to end for this
+        log.warning("the ranks' own work is not timed: %s", problem)
 
 
 class StepMeter:
@@ -60,13 +88,22 @@ class StepMeter:
         self._steps: deque[float] = deque(maxlen=KEPT)
         self._began: float | None = None
         self._before: float | None = None
+        self._entered: float | None = None
+        self._waited_s = 0.0  # in the wrapper, since the step began
         self._ended: float | None = None
         self._open: Any = None  # of the forward pass under way: where the device began it
         self._on_device: list[tuple[Any, Any, float]] = []
 
+    def wrapper_begins(self, *_: object) -> None:
+        """Take note that the wrapper's forward pass begins, in which ranks may wait for each other."""
+        self._entered = self._now()
+
     def forward_begins(self, *_: object) -> None:
         """Take note that a forward pass begins."""
         self._before = self._now()
+        if self._entered is not None:
+            self._waited_s += self._before - self._entered
+            self._entered = None
         self._open = _device_event()
 
     def forward_ended(self, *_: object) -> None:
@@ -79,8 +116,8 @@ class StepMeter:
     def step_ended(self) -> float:
         """Take note that the step ended; return the median seconds of own work in the latest steps, 0 before."""
         if self._began is not None and self._ended is not None and self._ended > self._began:
-            self._steps.append(self._ended - self._began + self._device_s())
-        self._began, self._ended = self._now(), None
+            self._steps.append(self._ended - self._began - self._waited_s + self._device_s())
+        self._began, self._ended, self._waited_s = self._now(), None, 0.0
         return statistics.median(self._steps) if self._steps else 0.0
 
     def _device_s(self) -> float:

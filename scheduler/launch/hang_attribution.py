@@ -53,7 +53,7 @@ _COLLECTIVES = frozenset(
         "Barrier",
     }
 )
-# Where a rank moves data: torch's loader, its and others' saves, the network. Storage may be long about it.
+# Where a rank moves data: torch's loader and ours, saves, the network. Storage may be long about it.
 _DATA_FILES = frozenset(
     {
         "dataloader.py",
@@ -64,6 +64,7 @@ _DATA_FILES = frozenset(
         "socket.py",
         "client.py",
         "asyn.py",
+        "reader.py",
     }
 )
 IDLE_S = 15.0  # so long a rank must have been seen idle, without a break, to count as one that does nothing

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 # Learned from the job itself, per section: how long a rank may be silent before it is late.
-SETUP, STEPS = "setup", ""
+SETUP, CHECKPOINT, STEPS = "setup", "checkpoint", ""
 LEAST_S = 30.0  # storage and networks that stumble are back by then
 FACTOR = 5.0
 QUANTILE = 0.99
@@ -42,14 +42,14 @@ SETUP_S = 1800.0
 
 STALL_S = 1.0  # if we ourselves did nothing for longer (the whole job was suspended), that time counts for no rank
 STOPPED_SHARE = 1 / 3  # of the limit, after which a rank counts as hung that is stopped while others are not
-IDLE_S = 600.0  # so long no rank works before that alone is a hang: more than storage is frozen for
+IDLE_S = 600.0  # so long all were seen idle before that alone is a hang: more than storage is frozen for
 UNHEARD_S = 30.0  # so long a rank must have been seen stopped where no rank ever reported
-WATCHED_IDLE_S = 60.0  # for how long all must have been seen idle, without a break
 
 WINDOW = 16  # steps of every rank between two comparisons of their speed
 IN_A_ROW = 4
 SLOW_LEAST_S = 10.0  # steps of a millisecond fill four windows before that could be called lasting
 SLOW_FACTOR = 1.25
+SLOW_SHARE = 0.1  # of the step that the others wait for it, at least: ranks that load in a millisecond differ, too
 DEVIATIONS = 6.0
 SIGMA = 1.4826  # times the median absolute deviation is the standard deviation of a normal distribution
 LEAST_RANKS = 3  # of two different ranks either may be the slow one
@@ -183,6 +183,11 @@ class ProgressClock:
         return {rank: one.step for rank, one in self._ranks.items() if one.step is not None}
 
     @property
+    def moving_data(self) -> set[int]:
+        """The ranks in sections in which they may wait for storage, wherever they are seen."""
+        return {rank for rank, one in self._ranks.items() if one.section in {SETUP, CHECKPOINT}}
+
+    @property
     def is_heard(self) -> bool:
         """Whether any rank has reported in this attempt."""
         return bool(self._ranks)
@@ -251,8 +256,8 @@ def hung(
     if not late or not all_late:
         return ""
     silent_s = min(one.silent_s for one in late)
-    if not why and not is_set and silent_s > IDLE_S and idle_s >= WATCHED_IDLE_S:
-        why = "no rank works"
+    if not why and not is_set and idle_s >= IDLE_S:
+        why = f"no rank has worked for {idle_s:.0f} s"
     if not why and not is_set:
         return ""
     return f"no progress for {silent_s:.0f} s" + (f" ({longest_late(late).limit}), and {why}" if why else "")
@@ -321,6 +326,7 @@ class Stragglers:
         self._newest: dict[int, int] = {}
         self._said: dict[int, deque[float]] = {}  # in this window
         self._from: int | None = None
+        self._began = 0.0  # this window
         self._through: set[int] = set()  # the ranks that are through with this window
         self._rows: dict[int, int] = {}
         self._since: dict[int, float] = {}  # the end of the first window in which each was slow
@@ -333,22 +339,27 @@ class Stragglers:
         self._newest[rank] = step
         self._said.setdefault(rank, deque(maxlen=WINDOW)).append(work_s)
         if self._from is None:
-            self._from = step
+            self._from, self._began = step, now
         elif step >= self._from + WINDOW:
             self._through.add(rank)
         if self._through and len(self._through) == len(self._newest):
-            self._compare(now)
-            self._from = max(self._newest.values())
+            newest = max(self._newest.values())
+            self._compare(now, (now - self._began) / (newest - self._from))
+            self._from, self._began = newest, now
             self._through.clear()
             self._said.clear()
 
-    def _compare(self, now: float) -> None:
+    def _compare(self, now: float, step_s: float) -> None:
         # The lower one of two in the middle: half a window is not most of it.
         work_s = {rank: statistics.median_low(said) for rank, said in self._said.items()}
-        slow = slow_ranks(work_s)
+        middle = statistics.median(work_s.values())
+        slow = {
+            rank: factor
+            for rank, factor in slow_ranks(work_s).items()
+            if work_s[rank] - middle >= SLOW_SHARE * step_s
+        }
         self._rows = {rank: self._rows.get(rank, 0) + 1 for rank in slow}
         self._since = {rank: self._since.get(rank, now) for rank in slow}
-        middle = statistics.median(work_s.values())
         self.found = {
             rank: Straggler(
                 rank=rank, factor=factor, work_s=work_s[rank], median_s=middle, steps=self._rows[rank] * WINDOW

@@ -26,7 +26,7 @@ from deeplink.scheduler.launch.hang_detection import (
     named,
     stopped,
 )
-from deeplink.scheduler.launch.ring_test import BrokenNetwork, NeighbourTest, Pair
+from deeplink.scheduler.launch.ring_test import BrokenNetwork, NeighbourTest
 from deeplink.scheduler.launch.stack_collector import StackCollector, StackReport
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 LEARNED_FILE = "silences.json"  # in the job's state folder: what was learned, for its next run
 SAVE_EVERY_S = 30.0
 NEARLY = 0.7  # ranks are looked at once they have used up so much of their time: it takes two looks
+EXAMINED = 0.9  # and asked why they are late once all have used up so much: that takes some seconds
 LOOK_AGAIN_S, LOOK_EARLY_S = 1.5, 3.0  # how often, when ranks are late, and when they are merely without news
 SELDOM_S = 10.0  # how often when that has been so for longer than a minute
 
@@ -71,7 +72,7 @@ class Hangs:
         self._silences = _read(self._folder / LEARNED_FILE)
         self._progress = ProgressClock(self._silences, self._timeout_s)
         self._activity = ActivityHistory()
-        self._talked: set[Pair] = set()
+        self._are_ports_open = False  # those of ranks, as far as was tried while they made progress
         self._examine_at_s = 0.0  # once they are silent for so long it is asked why; each time twice as late
         self._seen: BrokenNetwork | Blame | None = None  # the newest answer to that
         self._stragglers = Stragglers()
@@ -94,7 +95,8 @@ class Hangs:
         self._forget()
         hosts = {node: facts.host for node, facts in self._agents.facts.items()}
         nodes = [facts.name for facts in launch.nodes]
-        self._neighbours = NeighbourTest(nodes, hosts, self._agents.stubs, self._talked, self._clock)
+        is_open = self._are_ports_open
+        self._neighbours = NeighbourTest(nodes, hosts, self._agents.stubs, self._clock, are_ports_open=is_open)
         self._stragglers = Stragglers()
 
     def take(self, reports: Iterable[common_pb2.Progress]) -> None:
@@ -123,6 +125,7 @@ class Hangs:
             self._forget()
             if not self._progress.is_setting_up:
                 self._neighbours.learn()
+                self._are_ports_open = self._neighbours.are_ports_open
             return slow
         nearly = self._progress.late(now, NEARLY * share)
         is_long = any(one.silent_s - one.limit_s > 6 * SELDOM_S for one in nearly)
@@ -133,6 +136,8 @@ class Hangs:
         late = self._progress.late(now, share)
         if because := stopped(seen, self._activity.stopped_s(), late, is_heard=is_heard):
             return Late(hung=because, suspects=self._collector.nodes_of(seen.ranks))
+        if self._progress.are_all(late := self._progress.late(now, EXAMINED)):
+            self._examine(min(one.silent_s for one in late))
         late = self._progress.late(now)
         self._told_late = self._told_late and bool(nearly)
         return self._judged(late) if late else slow
@@ -144,8 +149,8 @@ class Hangs:
 
     def _judged(self, late: tuple[LateRank, ...]) -> Late:
         all_late, is_set = self._progress.are_all(late), self._timeout_s is not None
-        seen = self._examined(min(one.silent_s for one in late)) if all_late else BrokenNetwork()
-        if seen is None:
+        seen = self._seen if all_late else BrokenNetwork()
+        if seen is None:  # it is asked
             return Late()
         because = hung(late, all_late=all_late, why=seen.why, idle_s=self._activity.idle_s(), is_set=is_set)
         if because:
@@ -155,10 +160,11 @@ class Hangs:
             self._say_late(late, self._activity.newest.answer)
         return Late()
 
-    def _examined(self, silent_s: float) -> BrokenNetwork | Blame | None:
-        """Return why nothing will come of waiting, and whose fault it is; None while that is asked."""
+    def _examine(self, silent_s: float) -> None:
+        """Ask why nothing will come of waiting, and whose fault it is, where it is time. Does not wait."""
         if self._activity.newest.answer is ActivityAnswer.HELD:
-            return BrokenNetwork()
+            self._seen = BrokenNetwork()
+            return
         if silent_s >= self._examine_at_s and not self._neighbours.is_under_way:
             self._seen = None
             self._examine_at_s = 2 * silent_s
@@ -168,8 +174,8 @@ class Hangs:
         if self._seen is None and network is not None and self._collector.are_stacks_here:
             # Once: what ranks do later does not go with where they were.
             places, world = self._collector.places(self._progress.steps), self._collector.launch.world_size
-            self._seen = network if network.why else deadlock(places, self._activity.idle(), world)
-        return self._seen
+            idle = self._activity.idle() - self._progress.moving_data
+            self._seen = network if network.why else deadlock(places, idle, world)
 
     def _say_late(self, late: tuple[LateRank, ...], answer: ActivityAnswer) -> None:
         longest, ranks = longest_late(late), [one.rank for one in late]
@@ -206,7 +212,7 @@ class Hangs:
     def _because(self, one: Straggler) -> str:
         node = self._collector.node_of(one.rank) or "?"
         return (
-            f"rank {one.rank} on {node} takes {one.factor:.2f} times as long as others for its own work: "
+            f"rank {one.rank} on {node}: {one.factor:.2f} x the median of the ranks' own work, "
             f"{one.work_s * 1e3:.4g} ms against {one.median_s * 1e3:.4g} ms, for {counted(one.steps, 'step')}"
         )
 

@@ -2,8 +2,8 @@
 
 First each pair of neighbours, all at once. Where some are broken, somebody who reached a neighbour, or a spare, is
 the witness: those of the pairs that do not exchange bytes with the witness either are to blame. Two rounds, each
-of which takes `ROUND_S` at most. Only pairs that did exchange bytes while the ranks made progress count as broken:
-a site may let through nothing but what its ranks need.
+of which takes `ROUND_S` at most. Nothing counts as broken in a job no pair of which could while the ranks made
+progress: a site may let through nothing but what its ranks need.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 2.0
 LISTEN_S, TRY_S = 0.7, 1.0  # of it: for agents to listen, and for the bytes, which on a fabric take a millisecond
-AGAIN_S = 60.0  # after a round in which not every pair could, while ranks make progress
+AGAIN_S = 60.0  # after a round in which the first pair could not, while ranks make progress
 
 Pair = tuple["NodeName", "NodeName"]  # the first one connects to the second one
 
@@ -54,12 +54,11 @@ def ring(nodes: Sequence[NodeName]) -> tuple[Pair, ...]:
 def found(
     nodes: Sequence[NodeName],
     spares: Sequence[NodeName],
-    talked: Collection[Pair],  # pairs that exchanged bytes before
     talk: Callable[[Collection[Pair]], Mapping[Pair, bool]],  # asks pairs; those that cannot tell are missing
 ) -> BrokenNetwork:
     """Return what is broken among the nodes; each of the two rounds is one call of `talk`."""
     first = talk(ring(nodes))
-    broken = [pair for pair, reached in first.items() if not reached and pair in talked]
+    broken = [pair for pair, reached in first.items() if not reached]
     if not broken:
         return BrokenNetwork()
     doubted = tuple(dict.fromkeys(node for pair in broken for node in pair))
@@ -86,11 +85,12 @@ class NeighbourTest:
         nodes: Sequence[NodeName],  # in the order of the ring
         hosts: Mapping[NodeName, str],  # the address of each, and of spares besides
         stubs: Callable[[Iterable[NodeName]], Mapping[NodeName, Any]],  # what calls their agents
-        talked: set[Pair],  # pairs that exchanged bytes while all was well: kept over attempts
         clock: Clock,
+        *,
+        are_ports_open: bool = False,
     ) -> None:
-        self._nodes, self._hosts, self._ask_for_stubs = nodes, hosts, stubs
-        self._talked, self._clock = talked, clock
+        self._nodes, self._hosts, self._ask_for_stubs, self._clock = nodes, hosts, stubs, clock
+        self.are_ports_open = are_ports_open  # whether a pair of this job's exchanged bytes while all was well
         self._stubs: Mapping[NodeName, Any] = {}
         self._thread: threading.Thread | None = None
         self._learned_at = float("-inf")
@@ -102,30 +102,31 @@ class NeighbourTest:
         return self._thread is not None and self._thread.is_alive()
 
     def learn(self) -> None:
-        """Find out which pairs can, while all is well; asked all the while, it does so rarely. Does not wait."""
+        """Find out whether the first pair can, while all is well; asked all the while, rarely. Does not wait."""
+        # Not of all pairs: of many agents the launcher calls a few.
         now = self._clock.monotonic()
-        is_due = now - self._learned_at >= AGAIN_S and not self.is_under_way
-        if is_due and not self._talked.issuperset(ring(self._nodes)):
+        if not self.are_ports_open and now - self._learned_at >= AGAIN_S and not self.is_under_way:
             self._learned_at = now
-            self._start(self._learn)
+            self._start(self._learn, self._nodes[:2])
 
     def start(self) -> None:
         """Find out what is broken; `answer` says it. Does not wait."""
-        self.answer = None
-        self._start(self._test)
+        self.answer = None if self.are_ports_open else BrokenNetwork()
+        if self.are_ports_open:
+            self._start(self._test, self._hosts)
 
-    def _start(self, target: Callable[[], None]) -> None:
-        self._stubs = self._ask_for_stubs(self._hosts)  # here: its owner is the supervising thread
+    def _start(self, target: Callable[[], None], nodes: Iterable[NodeName]) -> None:
+        self._stubs = self._ask_for_stubs(nodes)  # here: its owner is the supervising thread
         self._thread = threading.Thread(target=target, name="deeplink-ring-test", daemon=True)
         self._thread.start()
 
     def _learn(self) -> None:
-        self._talked.update(pair for pair, reached in self._talk(ring(self._nodes)).items() if reached)
+        self.are_ports_open = any(self._talk(ring(self._nodes)[:1]).values())
 
     def _test(self) -> None:
         answer = BrokenNetwork()
         try:
-            answer = found(self._nodes, [*(self._hosts.keys() - {*self._nodes})], self._talked, self._talk)
+            answer = found(self._nodes, [*(self._hosts.keys() - {*self._nodes})], self._talk)
         finally:
             self.answer = answer
 

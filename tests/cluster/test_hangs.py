@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -13,9 +14,10 @@ from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import IncidentOutcome
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.testbed.cluster import Sandbox
-from deeplink.scheduler.testbed.lab.scene import is_verb, processes_on, ranks_on
+from deeplink.scheduler.testbed.lab.scene import agents_on, is_verb, processes_on, ranks_on
 from deeplink.scheduler.testbed.processes import arguments
-from tests.cluster.jobs import submit
+from deeplink.scheduler.testbed.shape import CTL, Shape
+from tests.cluster.jobs import folder_of, submit
 from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -83,3 +85,47 @@ def test_an_agent_that_stands_still_while_its_ranks_go_on_restarts_nothing(
     record_property("steps made meanwhile", int(state.read_text()) - before)
     assert job.let_end().state is JobState.COMPLETED, job.told()
     assert len(job.events("attempt-started")) == 1, job.told()
+
+
+SRUN_PORTS = "50000-51000"
+DROP = """set -e
+rule() { ip rule add pref "$1" ipproto tcp "$2" "$3" lookup main; }
+for port in 6817-6819 {srun} {agents}; do
+    rule 50 dport "$port"
+    rule 51 sport "$port"
+done
+ip rule add pref 60 ipproto tcp to {network} blackhole
+"""
+
+
+def test_a_node_whose_ports_for_ranks_are_dropped_is_found_and_left_out(
+    fresh_sandbox: Callable[..., Sandbox], record_property: Record
+) -> None:
+    cluster = fresh_sandbox(Shape.of(4))
+    with cluster.layout.slurm_conf.open("a") as conf:
+        conf.write(f"SrunPortRange={SRUN_PORTS}\n")
+    assert cluster.run(CTL, ["scontrol", "reconfigure"], root=True).code == 0
+    folder = folder_of(cluster)
+    shutil.copy(Path(__file__).parent / "gloo_rank.py", folder / "train.py")
+    script = "exec deeplink run --nproc-per-node 1 --spares 1 -- {train} 100000"
+    job = submit(cluster, "-N4 --no-kill", script, folder=folder)
+    state = job.folder / "state"
+    until(lambda: state.exists() and int(state.read_text()) >= 2 * STOPPED_AT, LIMIT_S, job.told)
+    nodes = job.events("attempt-started")[0]["nodes"]
+    victim = next(node for node in nodes[:3] if node != job.row().batch_host)
+    agents = " ".join(str(port) for node in cluster.nodes for port in agents_on(cluster, node))
+    drop = DROP.replace("{srun}", SRUN_PORTS).replace("{agents}", agents).replace("{network}", "10.77.0.0/16")
+    done = cluster.run(victim, ["sh", "-c", drop], root=True)
+    assert done.code == 0, done
+    dropped, reached = time.time(), int(state.read_text())
+
+    relaunch = job.await_event("relaunch", 3 * LIMIT_S)
+    assert f"{victim} is cut off" in relaunch["because"], job.told()
+    again = job.await_event("attempt-started", count=2)
+    assert victim not in again["nodes"], "the spare instead"
+    first = job.await_event("first-step", count=2)
+    assert first["step"] >= reached - 5, "it went on where it was saved"
+    seconds = [event["unix"] - dropped for event in (relaunch, again, first)]
+    record_property("dropped to relaunch, to start, to first step (s)", seconds)
+    assert not cluster.run(victim, ["ip", "rule", "del", "pref", "60"], root=True).code
+    assert job.let_end().state is JobState.COMPLETED, job.told()

@@ -23,7 +23,7 @@ from tests.waiting import LIMIT_S
 pytestmark = [pytest.mark.slow]
 
 RANK = """
-import os, sys, time
+import os, sys, threading, time
 from pathlib import Path
 import deeplink
 
@@ -39,6 +39,9 @@ def all_reduce(step):
     while not all((folder / f"at.{other}.{step}").exists() for other in range(int(os.environ["WORLD_SIZE"]))):
         time.sleep(0.01)
 
+def sleeps():
+    threading.Event().wait(500)
+
 end = time.monotonic() + 500
 
 def waits(step, where):
@@ -49,6 +52,8 @@ for step in range(first + 1, steps + 1):
         time.sleep(0.01)
     while waits(step, "PAUSE_AT") and time.monotonic() < end:
         sum(range(10_000))
+    if rank == 1 and waits(step, "SLEEPS_AT"):
+        sleeps()
     time.sleep(0.05)
     all_reduce(step)
     deeplink.report(step=step, work_s=0.05 * (2.0 if os.environ.get("SLOW") == str(rank) else 1.0))
@@ -59,10 +64,19 @@ for step in range(first + 1, steps + 1):
 
 
 class Run:
-    def __init__(self, folder: Path, *options: str, steps: int = 10, by: Sequence[str] = (), **env: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        steps: int = 10,
+        by: Sequence[str] = (),
+        script: Path | None = None,
+        **env: str,
+    ) -> None:
         self.folder = folder
-        script = folder / "rank.py"
-        script.write_text(textwrap.dedent(RANK))
+        if script is None:
+            script = folder / "rank.py"
+            script.write_text(textwrap.dedent(RANK))
         argv = [sys.executable, "-m", "deeplink", "run", *options, "--"]
         argv += [*(by or [sys.executable]), str(script), str(folder), str(steps)]
         state = {
@@ -219,6 +233,41 @@ def test_a_straggler_is_told_and_replaced_where_that_is_wanted(run: Callable[...
     job.ended()
 
 
+GLOO = Path(__file__).parents[2] / "cluster" / "gloo_rank.py"
+
+
+def test_a_rank_three_times_as_slow_by_ddp_is_told_and_a_healthy_job_tells_nobody(
+    run: Callable[..., Run], tmp_path: Path
+) -> None:
+    job = run("--local", "3", steps=100_000, script=GLOO)
+    job.wait_for(lambda: job.has_step(5))
+    time.sleep(15.0)  # four windows of 16 steps, and ten seconds
+    assert not job.events("straggler")
+    (tmp_path / "slow").write_text("1")
+    job.wait_for(lambda: job.events("straggler"))
+    (told,) = job.events("straggler")
+    assert (told["rank"], told["node"]) == (1, "local1")
+    assert 2.0 < told["factor"] < 3.5, told
+    (tmp_path / "end").touch()
+    code, said = job.ended()
+    assert code == 0, said
+    assert not job.events("relaunch")
+
+
+def test_a_rank_that_does_nothing_is_found_after_half_a_minute_by_where_the_others_are(
+    run: Callable[..., Run],
+) -> None:
+    job = run("--local", "3", "--spares", "1", steps=60, SLEEPS_AT="30")
+    job.wait_for(lambda: job.events("relaunch"))
+    (relaunch,) = job.events("relaunch")
+    assert "rank 1 on local1 is in " in relaunch["because"]
+    assert "wait (threading.py), 1 other in all_reduce" in relaunch["because"]
+    job.wait_for(lambda: len(job.events("attempt-started")) > 1)
+    assert "local1" not in job.events("attempt-started")[1]["nodes"]
+    code, said = job.ended()
+    assert code == 0, said
+
+
 def test_a_straggler_without_a_spare_is_an_incident_that_ends_with_the_job(run: Callable[..., Run]) -> None:
     job = run("--local", "3", "--replace-stragglers", steps=300, SLOW="0")
     code, said = job.ended()
@@ -228,5 +277,5 @@ def test_a_straggler_without_a_spare_is_an_incident_that_ends_with_the_job(run: 
     with Journal(job.job / "journal.sqlite", read_only=True) as journal:
         (incident,) = journal.incidents()
         assert (incident.kind, incident.node, incident.action) == ("straggler", "local0", "none")
-        assert "2.00 times as long as others" in incident.evidence
+        assert "2.00 x the median" in incident.evidence
         assert incident.outcome is IncidentOutcome.RECOVERED
