@@ -18,9 +18,10 @@ from benchmarks.watchdog.stand import Stand, StandError, until, wait
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.slurm.parse import JobAddress
 from deeplink.scheduler.slurm.states import HELD, JobState
-from deeplink.scheduler.testbed.lab.faults import FAULTS, FaultTarget
+from deeplink.scheduler.testbed.lab.faults import FAULTS
 from deeplink.scheduler.testbed.lab.laboratory import How
 from deeplink.scheduler.testbed.lab.scene import environment, processes_on
+from deeplink.scheduler.testbed.lab.steps import FaultTarget
 from deeplink.scheduler.testbed.processes import arguments
 from deeplink.scheduler.testbed.shape import Shape
 
@@ -114,7 +115,7 @@ class CaseRun:
             target, how = self._aim(one)
             target = self.stand.lab.inject(one.what, target, how).target
         except DeepLinkError as problem:
-            self.over.append(Injected(injection=one, missed=str(problem)))
+            self.over.append(Injected(injection=one, began_unix=began, missed=str(problem)))
             self.say(f"{one} left out: {problem}")
             return
         hit = time.time()
