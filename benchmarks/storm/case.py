@@ -80,6 +80,7 @@ KINDS = MappingProxyType(
         "launcher-stopped": InjectionKind(places=(BATCH,), hold_s=(3, 30)),
         "rank-exit": InjectionKind(places=(ALL,), hold_s=(5, 10), costs=True),
         "slow-rank": InjectionKind(places=_RANKED, hold_s=(5, 20), weight=1),
+        "controller-cut": InjectionKind(places=(CTL,), hold_s=(5, 30)),
         "slurmd-killed": InjectionKind(places=_RANKED, hold_s=_SLURMD_S),
         # One that dies before it has saved that a job runs, every 5 s, starts it a second time, drains its node
         # for that (Duplicate jobid) and holds it (measured, 22.05.8): that is between Slurm and its operator.
@@ -115,6 +116,7 @@ class StormJob:
         watch: a word of `RIGHTS`.
         array: whether it is a task of an array, whose other task sleeps beside it on as many nodes.
         standing: whether every node has an agent as a system service; takes an operator's watchdog.
+        children: whether each rank starts a process that leaves its session and writes on.
     """
 
     ranks: int
@@ -122,6 +124,7 @@ class StormJob:
     watch: str = "operator"
     array: bool = False
     standing: bool = False
+    children: bool = False
 
     @property
     def nodes(self) -> int:
@@ -130,7 +133,7 @@ class StormJob:
 
     @override
     def __str__(self) -> str:
-        flags = [name for name, there in (("array", self.array), ("standing", self.standing)) if there]
+        flags = [name for name in FLAGS if getattr(self, name)]
         return " ".join([f"{self.ranks}+{self.spares}", self.watch, *flags])
 
 
@@ -163,7 +166,8 @@ class Injection:
         return KINDS[self.what].may_cost(self.place)
 
 
-_JOB = re.compile(r"(\d{1,3})\+(\d{1,3}) (operator|user|none)( array)?( standing)?")
+FLAGS = ("array", "standing", "children")
+_JOB = re.compile(r"(\d{1,3})\+(\d{1,3}) (operator|user|none)( array)?( standing)?( children)?")
 _NUMBER = r"\d{1,4}(?:\.\d{1,3})?"
 _INJECTION = re.compile(rf"([a-z-]+) ([a-z]+) @(\d{{1,5}})\+({_NUMBER})(?: for ({_NUMBER}))?")
 
@@ -196,8 +200,11 @@ class StormCase:
 def _job(text: str) -> StormJob:
     hit = _JOB.fullmatch(text)
     if hit is None:
-        raise CaseTextError(text, f"expected RANKS+SPARES, one of {'/'.join(RIGHTS)}, then `array`, `standing`")
-    job = StormJob(ranks=int(hit[1]), spares=int(hit[2]), watch=hit[3], array=bool(hit[4]), standing=bool(hit[5]))
+        raise CaseTextError(text, f"expected RANKS+SPARES, one of {'/'.join(RIGHTS)}, then of {', '.join(FLAGS)}")
+    ranks, spares, watch, *flags = hit.groups()
+    job = StormJob(
+        ranks=int(ranks), spares=int(spares), watch=watch, **dict(zip(FLAGS, map(bool, flags), strict=True))
+    )
     if not (job.ranks and job.nodes <= MOST_NODES):
         raise CaseTextError(text, f"a job has a rank, and at most {MOST_NODES} nodes")
     if job.standing and job.watch != "operator":

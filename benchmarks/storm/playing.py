@@ -72,6 +72,7 @@ class CaseRun:
         options = f"-N{job.ranks + job.spares} --exclusive --gres=gpu:{gpus} --no-kill --requeue"
         options += f" --job-name={shlex.quote(JOB_NAME)}"
         train = self.stand.train("--dataset", DATASET, "--epochs", str(EPOCHS), "--batch", str(12 // job.ranks))
+        train += " --child" if job.children else ""
         command = f"exec deeplink run --nproc-per-node 1 --spares {job.spares} -- {train}"
         if job.array:
             # The task that starts last has the array's own id as its raw id: the one that trains.

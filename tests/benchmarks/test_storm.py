@@ -62,7 +62,16 @@ def test_some_hours_have_every_fault_and_another_seed_is_another_storm() -> None
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "3 operator", "0+1 operator", "9+0 none", "3+2 none array", "2+0 root", "2+0 user standing"),
+        *(
+            "",
+            "3 operator",
+            "0+1 operator",
+            "9+0 none",
+            "3+2 none array",
+            "2+0 none children array",
+            "2+0 root",
+            "2+0 user standing",
+        ),
         *("2+0 none; node-lost last @0+1", "2+0 none; node-killed ctl @0+1", "2+0 none; node-killed last"),
     ],
 )

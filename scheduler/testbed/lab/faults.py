@@ -225,6 +225,13 @@ _FAULTS = (
         plan=_cut,
     ),
     Fault(
+        name="controller-cut",
+        target=FaultTarget.CONTROL,
+        like="the controller's host loses its link: jobs run on, Slurm and a watchdog there hear nobody",
+        undone="the cable is put back",
+        plan=_cut,
+    ),
+    Fault(
         name="fast-reboot",
         target=FaultTarget.NODE,
         like=f"a kernel panic and a boot within {REBOOT_S:g} s: Slurm sees nothing, the boot id is another",
