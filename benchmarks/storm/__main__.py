@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0, help="no case begins later (%(default)s)")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--case", default="", metavar="TEXT", help="this one alone")
+    parser.add_argument("--case", action="append", metavar="TEXT", help="this one alone; repeatable")
     parser.add_argument(
         "--tries", type=int, default=12, help="to make a failing case smaller; 0: none (%(default)s)"
     )
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     asked = parser.parse_args(arguments)
     try:
-        only = StormCase.parse(asked.case) if asked.case else None
+        only = [StormCase.parse(text) for text in asked.case or ()]
     except CaseTextError as problem:
         parser.error(str(problem))
     began = time.monotonic()
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked.kept.mkdir(parents=True)
     results: list[Result] = []
     try:
-        for case in [only] if only else (case_of(asked.seed, number) for number in count()):
+        for case in only or (case_of(asked.seed, number) for number in count()):
             if time.monotonic() - began > 60 * asked.minutes:
                 break
             say(f"case {len(results)}: {case}")
