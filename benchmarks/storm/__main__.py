@@ -30,7 +30,8 @@ from benchmarks.storm.case import CaseTextError, StormCase
 from benchmarks.storm.drawing import case_of, smallest
 from benchmarks.storm.invariants import INVARIANTS, CaseFacts, Violation, violations
 from benchmarks.storm.playing import play
-from benchmarks.watchdog.stand import StandError, sweep
+from benchmarks.watchdog.stand import sweep
+from deeplink.core.errors import DeepLinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,7 +61,7 @@ def run(case: StormCase, kept: Path, say: Callable[[str], None]) -> Result:
     facts = CaseFacts()
     try:
         facts = play(case, say, lambda one: keep(one, folder))
-    except StandError as problem:
+    except DeepLinkError as problem:
         return Result(case=case, violations=(Violation("harness", str(problem)),), took_s=time.monotonic() - began)
     found = tuple(violations(facts))
     with suppress(FileNotFoundError):
