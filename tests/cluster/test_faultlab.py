@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -21,10 +22,11 @@ from deeplink.scheduler.testbed.cluster import Options, Sandbox
 from deeplink.scheduler.testbed.errors import SandboxError
 from deeplink.scheduler.testbed.lab import laboratory
 from deeplink.scheduler.testbed.lab.laboratory import How, Laboratory, Wound
+from deeplink.scheduler.testbed.lab.scene import processes_on
 from deeplink.scheduler.testbed.lab.steps import FaultStep, Verb
-from deeplink.scheduler.testbed.processes import ProcessId
+from deeplink.scheduler.testbed.processes import ProcessId, arguments
 from deeplink.scheduler.testbed.shape import CTL, Shape
-from tests.cluster.conftest import PATIENT
+from tests.cluster.conftest import PATIENT, Factory
 from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -189,6 +191,20 @@ def test_a_disk_fails_and_storage_fills_or_takes_no_writes(lab: Laboratory) -> N
         assert words in said(lab, "n1", write)
         lab.undo()
         assert said(lab, "n1", write) == ""
+
+
+def test_a_sandbox_goes_down_though_a_program_on_it_is_stopped(fresh_sandbox: Factory) -> None:
+    cluster = fresh_sandbox(Shape.of(1))
+    process = cluster.spawn("n0", ["sleep", "300"])
+    until(lambda: any(arguments(who.pid) == ["sleep", "300"] for who in processes_on(cluster, "n0")))
+    for who in processes_on(cluster, "n0"):
+        if arguments(who.pid) == ["sleep", "300"]:
+            who.send(signal.SIGSTOP)
+    brought_in = ProcessId.of(process.pid)
+    assert brought_in is not None
+    until(lambda: state_of(brought_in) == "T")
+    cluster.down()
+    process.wait(LIMIT_S)
 
 
 def test_disks_fill_and_turn_read_only(lab: Laboratory) -> None:
