@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from benchmarks.storm.playing import CaseRun
 
 
+SHRINKS_S = 900.0
+"""So long a case is made smaller, at the most."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """What came of a case."""
@@ -90,8 +94,11 @@ def keep(run: CaseRun, folder: Path) -> None:
 
 def made_smaller(result: Result, kept: Path, tries: int, say: Callable[[str], None]) -> StormCase:
     """Return the smallest case that fails as this one does, of those that were tried."""
+    ends = time.monotonic() + SHRINKS_S
 
     def fails(case: StormCase) -> bool:
+        if time.monotonic() > ends:
+            return False
         say(f"smaller? {case}")
         words = run(case, kept, say).words
         say(f"{'as before' if words & result.words else 'no longer'}: {', '.join(sorted(words)) or 'all holds'}")

@@ -57,7 +57,7 @@ BATCH, FIRST, LAST, SPARE, LEAF, CTL, ALL = "batch", "first", "last", "spare", "
 controller's host, everything."""
 _RANKED = (BATCH, FIRST, LAST)
 _NODES = (*_RANKED, SPARE)
-# A slurmd that is away for longer than SlurmdTimeout has its ranks ended when it is back: that is Slurm.
+# Slurm takes a node that it does not hear for longer than SlurmdTimeout from its job, whatever we do.
 _SLURMD_S = (3.0, 7.0)
 KINDS = MappingProxyType(
     {
@@ -80,7 +80,7 @@ KINDS = MappingProxyType(
         "launcher-stopped": InjectionKind(places=(BATCH,), hold_s=(3, 30)),
         "rank-exit": InjectionKind(places=(ALL,), hold_s=(5, 10), costs=True),
         "slow-rank": InjectionKind(places=_RANKED, hold_s=(5, 20), weight=1),
-        "controller-cut": InjectionKind(places=(CTL,), hold_s=(5, 30)),
+        "controller-cut": InjectionKind(places=(CTL,), hold_s=_SLURMD_S),
         "slurmd-killed": InjectionKind(places=_RANKED, hold_s=_SLURMD_S),
         # One that dies before it has saved that a job runs, every 5 s, starts it a second time, drains its node
         # for that (Duplicate jobid) and holds it (measured, 22.05.8): that is between Slurm and its operator.
