@@ -21,6 +21,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.program import unwind_when_told
@@ -29,15 +30,17 @@ from benchmarks.storm.case import CaseTextError, StormCase
 from benchmarks.storm.drawing import case_of, smallest
 from benchmarks.storm.invariants import INVARIANTS, CaseFacts, Violation, violations
 from benchmarks.storm.playing import play
-from benchmarks.watchdog.stand import StandError, sweep
+from benchmarks.watchdog.stand import sweep
+from deeplink.core.errors import DeepLinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from benchmarks.storm.playing import CaseRun
 
-KEPT = BENCH / "storm"
+
+SHRINKS_S = 900.0
+"""So long a case is made smaller, at the most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +58,14 @@ class Result:
         return frozenset(one.invariant for one in self.violations)
 
 
-def run(case: StormCase, say: Callable[[str], None]) -> Result:
-    """Play a case; where something does not hold, what was said is kept in `KEPT`."""
+def run(case: StormCase, kept: Path, say: Callable[[str], None]) -> Result:
+    """Play a case; where something does not hold, what was said is left in a folder of its own in `kept`."""
     began = time.monotonic()
-    folder = KEPT / f"{len(list(KEPT.glob('*'))):03}"
+    folder = kept / f"{len(list(kept.iterdir())):03}"
     facts = CaseFacts()
     try:
         facts = play(case, say, lambda one: keep(one, folder))
-    except StandError as problem:
+    except DeepLinkError as problem:
         return Result(case=case, violations=(Violation("harness", str(problem)),), took_s=time.monotonic() - began)
     found = tuple(violations(facts))
     with suppress(FileNotFoundError):
@@ -89,12 +92,15 @@ def keep(run: CaseRun, folder: Path) -> None:
     shutil.copytree(stand.cluster.layout.log, folder / "slurm")
 
 
-def made_smaller(result: Result, tries: int, say: Callable[[str], None]) -> StormCase:
+def made_smaller(result: Result, kept: Path, tries: int, say: Callable[[str], None]) -> StormCase:
     """Return the smallest case that fails as this one does, of those that were tried."""
+    ends = time.monotonic() + SHRINKS_S
 
     def fails(case: StormCase) -> bool:
+        if time.monotonic() > ends:
+            return False
         say(f"smaller? {case}")
-        words = run(case, say).words
+        words = run(case, kept, say).words
         say(f"{'as before' if words & result.words else 'no longer'}: {', '.join(sorted(words)) or 'all holds'}")
         return bool(words & result.words)
 
@@ -126,17 +132,20 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, print, write build/bench/storm.txt; 1 when something does not hold."""
+    """Run, print, write the summary; 1 when something does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0, help="no case begins later (%(default)s)")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--case", default="", metavar="TEXT", help="this one alone")
+    parser.add_argument("--case", action="append", metavar="TEXT", help="this one alone; repeatable")
     parser.add_argument(
         "--tries", type=int, default=12, help="to make a failing case smaller; 0: none (%(default)s)"
     )
+    parser.add_argument(
+        "--kept", type=Path, default=BENCH / "storm", metavar="FOLDER", help="made again (%(default)s)"
+    )
     asked = parser.parse_args(arguments)
     try:
-        only = StormCase.parse(asked.case) if asked.case else None
+        only = [StormCase.parse(text) for text in asked.case or ()]
     except CaseTextError as problem:
         parser.error(str(problem))
     began = time.monotonic()
@@ -145,25 +154,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"[{time.monotonic() - began:5.0f} s] {line}", flush=True)
 
     sweep()
-    shutil.rmtree(KEPT, ignore_errors=True)
-    KEPT.mkdir(parents=True)
+    shutil.rmtree(asked.kept, ignore_errors=True)
+    asked.kept.mkdir(parents=True)
     results: list[Result] = []
     try:
-        for case in [only] if only else (case_of(asked.seed, number) for number in count()):
+        for case in only or (case_of(asked.seed, number) for number in count()):
             if time.monotonic() - began > 60 * asked.minutes:
                 break
             say(f"case {len(results)}: {case}")
-            result = run(case, say)
+            result = run(case, asked.kept, say)
             say(
                 "; ".join(f"{one.invariant}: {one.seen}" for one in result.violations)
                 or f"well, {result.took_s:.0f} s"
             )
             results.append(result)
             if result.violations and asked.tries:
-                results[-1] = dataclasses.replace(result, smallest=made_smaller(result, asked.tries, say))
+                results[-1] = dataclasses.replace(
+                    result, smallest=made_smaller(result, asked.kept, asked.tries, say)
+                )
     finally:
         text = summary(results)
-        (BENCH / "storm.txt").write_text(text + "\n", encoding="utf-8")
+        (asked.kept / "summary").write_text(text + "\n", encoding="utf-8")
         print(text)
     return 1 if any(one.violations for one in results) else 0
 

@@ -57,7 +57,7 @@ BATCH, FIRST, LAST, SPARE, LEAF, CTL, ALL = "batch", "first", "last", "spare", "
 controller's host, everything."""
 _RANKED = (BATCH, FIRST, LAST)
 _NODES = (*_RANKED, SPARE)
-# A slurmd that is away for longer than SlurmdTimeout has its ranks ended when it is back: that is Slurm.
+# Slurm takes a node that it does not hear for longer than SlurmdTimeout from its job, whatever we do.
 _SLURMD_S = (3.0, 7.0)
 KINDS = MappingProxyType(
     {
@@ -65,23 +65,43 @@ KINDS = MappingProxyType(
         "node-cut": InjectionKind(places=_NODES, hold_s=(6, 30), costs=True, weight=4),
         "fast-reboot": InjectionKind(places=_NODES, costs=True),
         "leaf-cut": InjectionKind(places=(LEAF,), hold_s=(10, 30), costs=True),
+        "sends-dropped": InjectionKind(places=_NODES, hold_s=(6, 30), costs=True),
+        "receives-dropped": InjectionKind(places=_NODES, hold_s=(6, 30), costs=True),
+        "data-dropped": InjectionKind(places=_RANKED, hold_s=(40, 50), costs=True),
+        "agent-dropped": InjectionKind(places=_NODES, hold_s=(3, 25)),
+        "slurmd-dropped": InjectionKind(places=_RANKED, hold_s=_SLURMD_S),
         "rank-stopped": InjectionKind(places=_RANKED, hold_s=(40, 50), costs=True),
         "rank-killed": InjectionKind(places=_RANKED, costs=True),
+        "rank-terminated": InjectionKind(places=_RANKED, costs=True, weight=1),
+        "agent-killed": InjectionKind(places=_NODES),
+        "agent-terminated": InjectionKind(places=_NODES, weight=1),
+        "agent-stopped": InjectionKind(places=_NODES, hold_s=(3, 30)),
+        "launcher-killed": InjectionKind(places=(BATCH,)),
+        "launcher-stopped": InjectionKind(places=(BATCH,), hold_s=(3, 30)),
         "rank-exit": InjectionKind(places=(ALL,), hold_s=(5, 10), costs=True),
         "slow-rank": InjectionKind(places=_RANKED, hold_s=(5, 20), weight=1),
+        "controller-cut": InjectionKind(places=(CTL,), hold_s=_SLURMD_S),
         "slurmd-killed": InjectionKind(places=_RANKED, hold_s=_SLURMD_S),
         # One that dies before it has saved that a job runs, every 5 s, starts it a second time, drains its node
         # for that (Duplicate jobid) and holds it (measured, 22.05.8): that is between Slurm and its operator.
         "controller-down": InjectionKind(places=(CTL,), hold_s=(5, 30), from_step=40),
         "controller-frozen": InjectionKind(places=(CTL,), hold_s=(5, 30)),
+        "controller-terminated": InjectionKind(places=(CTL,), hold_s=(1, 20), weight=1),
+        "slurmd-stopped": InjectionKind(places=_RANKED, hold_s=_SLURMD_S, weight=1),
+        "slurmd-terminated": InjectionKind(places=_RANKED, hold_s=_SLURMD_S, weight=1),
         "watchdog-killed": InjectionKind(places=(CTL,), hold_s=(1, 10)),
+        "watchdog-stopped": InjectionKind(places=(CTL,), hold_s=(3, 20)),
+        "watchdog-terminated": InjectionKind(places=(CTL,), hold_s=(1, 10), weight=1),
         "agents-silent": InjectionKind(places=(ALL,), hold_s=(3, 25)),
         "node-drained": InjectionKind(places=_NODES, hold_s=(5, 30)),
         "storage-frozen": InjectionKind(places=(ALL,), hold_s=(3, 20)),
+        "storage-full": InjectionKind(places=(ALL,), hold_s=(3, 15), costs=True),
+        "storage-readonly": InjectionKind(places=_NODES, hold_s=(3, 15), costs=True),
         "checkpoints-unreadable": InjectionKind(places=(ALL,), hold_s=(3, 15), costs=True),
         "checkpoint-torn": InjectionKind(places=(ALL,), hold_s=(15, 30)),
         "disk-full": InjectionKind(places=_NODES, hold_s=(5, 20), weight=1),
         "disk-readonly": InjectionKind(places=_NODES, hold_s=(5, 20), weight=1),
+        "disk-failing": InjectionKind(places=_NODES, hold_s=(5, 20)),
         "folder-squatted": InjectionKind(places=_NODES, hold_s=(5, 20), weight=1),
     }
 )
@@ -96,6 +116,7 @@ class StormJob:
         watch: a word of `RIGHTS`.
         array: whether it is a task of an array, whose other task sleeps beside it on as many nodes.
         standing: whether every node has an agent as a system service; takes an operator's watchdog.
+        children: whether each rank starts a process that leaves its session and writes on.
     """
 
     ranks: int
@@ -103,6 +124,7 @@ class StormJob:
     watch: str = "operator"
     array: bool = False
     standing: bool = False
+    children: bool = False
 
     @property
     def nodes(self) -> int:
@@ -111,7 +133,7 @@ class StormJob:
 
     @override
     def __str__(self) -> str:
-        flags = [name for name, there in (("array", self.array), ("standing", self.standing)) if there]
+        flags = [name for name in FLAGS if getattr(self, name)]
         return " ".join([f"{self.ranks}+{self.spares}", self.watch, *flags])
 
 
@@ -144,7 +166,8 @@ class Injection:
         return KINDS[self.what].may_cost(self.place)
 
 
-_JOB = re.compile(r"(\d{1,3})\+(\d{1,3}) (operator|user|none)( array)?( standing)?")
+FLAGS = ("array", "standing", "children")
+_JOB = re.compile(r"(\d{1,3})\+(\d{1,3}) (operator|user|none)( array)?( standing)?( children)?")
 _NUMBER = r"\d{1,4}(?:\.\d{1,3})?"
 _INJECTION = re.compile(rf"([a-z-]+) ([a-z]+) @(\d{{1,5}})\+({_NUMBER})(?: for ({_NUMBER}))?")
 
@@ -177,8 +200,11 @@ class StormCase:
 def _job(text: str) -> StormJob:
     hit = _JOB.fullmatch(text)
     if hit is None:
-        raise CaseTextError(text, f"expected RANKS+SPARES, one of {'/'.join(RIGHTS)}, then `array`, `standing`")
-    job = StormJob(ranks=int(hit[1]), spares=int(hit[2]), watch=hit[3], array=bool(hit[4]), standing=bool(hit[5]))
+        raise CaseTextError(text, f"expected RANKS+SPARES, one of {'/'.join(RIGHTS)}, then of {', '.join(FLAGS)}")
+    ranks, spares, watch, *flags = hit.groups()
+    job = StormJob(
+        ranks=int(ranks), spares=int(spares), watch=watch, **dict(zip(FLAGS, map(bool, flags), strict=True))
+    )
     if not (job.ranks and job.nodes <= MOST_NODES):
         raise CaseTextError(text, f"a job has a rank, and at most {MOST_NODES} nodes")
     if job.standing and job.watch != "operator":

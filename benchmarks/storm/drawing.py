@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks.storm.case import KINDS, RIGHTS, SPARE, Injection, StormCase, StormJob
+from benchmarks.storm.case import FLAGS, KINDS, RIGHTS, SPARE, Injection, StormCase, StormJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +29,7 @@ def case_of(seed: int, number: int) -> StormCase:
         watch=watch,
         array=ranks + spares <= 3 and chance.random() < 1 / 4,  # noqa: PLR2004 - of it there are two
         standing=watch == "operator" and chance.random() < 1 / 4,
+        children=chance.random() < 1 / 4,
     )
     kinds = [name for name in KINDS if watch != "none" or not name.startswith("watchdog-")]
     weights = [KINDS[name].weight for name in kinds]
@@ -59,26 +60,31 @@ def size(case: StormCase) -> tuple[float, ...]:
     """Return how large a case is: what `smaller` returns is smaller, and there is a smallest."""
     return (
         len(case.injections),
-        case.job.nodes + case.job.standing + case.job.array,
+        _size(case.job),
         sum(one.hold_s for one in case.injections),
         sum(one.step + one.wait_s for one in case.injections),
     )
 
 
+def _size(job: StormJob) -> int:
+    return job.nodes + sum(bool(getattr(job, flag)) for flag in FLAGS)
+
+
 def smaller(case: StormCase) -> Iterator[StormCase]:
     """Return cases that are a little smaller, by promise: without a fault, with fewer nodes, shorter."""
-    for place in range(len(case.injections)):
+    for place in range(len(case.injections) if len(case.injections) > 1 else 0):
         yield replace(case, injections=case.injections[:place] + case.injections[place + 1 :])
     job = case.job
     for fewer in (
         replace(job, array=False),
         replace(job, standing=False),
+        replace(job, children=False),
         replace(job, ranks=2),
         replace(job, spares=min(1, job.spares)),
         replace(job, spares=0),
     ):
         keeps = job.spares == 0 or fewer.spares or all(one.place != SPARE for one in case.injections)
-        if fewer.nodes + fewer.standing + fewer.array < job.nodes + job.standing + job.array and keeps:
+        if _size(fewer) < _size(job) and keeps:
             yield replace(case, job=fewer)
     for place, one in enumerate(case.injections):
         for less in (

@@ -24,6 +24,9 @@ ENDS_S = 150.0
 requeued job (20 s here), a start, and the whole training once more."""
 HELD_S = 30.0
 """So long after its last step a job may hold its nodes, and so long after its end processes of it may live."""
+RETRY_S = 60.0
+"""And so much longer where the controller was away: a slurmstepd that could not tell the end of its step tries
+again after a minute, and its job is COMPLETING until then (22.05.8)."""
 INVARIANTS = MappingProxyType(
     {
         "ends": "the job is COMPLETED in time, requeued or not",
@@ -107,6 +110,11 @@ class CaseFacts:
         return tuple(one for one in self.injected if not one.missed)
 
     @property
+    def tried(self) -> tuple[Injected, ...]:
+        """Faults that came, and those that were broken off: they may have hit all the same."""
+        return tuple(one for one in self.injected if one.began_unix)
+
+    @property
     def completed(self) -> bool:
         """Whether the job has come to its end."""
         return self.state == JobState.COMPLETED.value
@@ -144,7 +152,9 @@ def violations(facts: CaseFacts) -> list[Violation]:
 def _held(facts: CaseFacts) -> list[str]:
     found = []
     ends = [line.unix for line in facts.lines if line.what == "end"]
-    if facts.completed and ends and (held := facts.ended_unix - max(ends)) > HELD_S:
+    away = any(one.injection.what.startswith("controller-") for one in facts.came)
+    most = HELD_S + (RETRY_S if away else 0.0)
+    if facts.completed and ends and (held := facts.ended_unix - max(ends)) > most:
         found.append(f"the allocation was held for {held:.0f} s after the last rank's end")
     if facts.gpus_s > HELD_S:
         found.append(f"a job of all GPUs waited for {facts.gpus_s:.0f} s after the end")
@@ -157,7 +167,7 @@ def _trained(lines: Iterable[Line]) -> list[Attempt]:
 
 def _healthy(facts: CaseFacts) -> list[str]:
     trained = _trained(facts.lines)
-    may = sum(one.injection.may_cost for one in facts.came)
+    may = sum(one.injection.may_cost for one in facts.tried)
     if len(trained) - 1 <= may:
         return []
     told = ", ".join(map(str, trained))
@@ -167,9 +177,9 @@ def _healthy(facts: CaseFacts) -> list[str]:
 def _incidents(facts: CaseFacts) -> list[str]:
     found = []
     by_id = {told.id: told for told in facts.incidents}
-    if len(by_id) > len(facts.came):
-        found.append(f"{len(by_id)} incidents of {len(facts.came)} faults: {', '.join(sorted(by_id))}")
-    first = min((one.began_unix for one in facts.came), default=float("inf"))
+    if len(by_id) > len(facts.tried):
+        found.append(f"{len(by_id)} incidents of {len(facts.tried)} faults: {', '.join(sorted(by_id))}")
+    first = min((one.began_unix for one in facts.tried), default=float("inf"))
     found += [f"before any fault: {told.id}" for told in by_id.values() if told.detected_unix < first]
     restarted = len(_trained(facts.lines)) > 1
     if restarted and not by_id:

@@ -18,9 +18,10 @@ from benchmarks.watchdog.stand import Stand, StandError, until, wait
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.slurm.parse import JobAddress
 from deeplink.scheduler.slurm.states import HELD, JobState
-from deeplink.scheduler.testbed.lab.faults import FAULTS, FaultTarget
+from deeplink.scheduler.testbed.lab.faults import FAULTS
 from deeplink.scheduler.testbed.lab.laboratory import How
 from deeplink.scheduler.testbed.lab.scene import environment, processes_on
+from deeplink.scheduler.testbed.lab.steps import FaultTarget
 from deeplink.scheduler.testbed.processes import arguments
 from deeplink.scheduler.testbed.shape import Shape
 
@@ -71,6 +72,7 @@ class CaseRun:
         options = f"-N{job.ranks + job.spares} --exclusive --gres=gpu:{gpus} --no-kill --requeue"
         options += f" --job-name={shlex.quote(JOB_NAME)}"
         train = self.stand.train("--dataset", DATASET, "--epochs", str(EPOCHS), "--batch", str(12 // job.ranks))
+        train += " --child" if job.children else ""
         command = f"exec deeplink run --nproc-per-node 1 --spares {job.spares} -- {train}"
         if job.array:
             # The task that starts last has the array's own id as its raw id: the one that trains.
@@ -114,7 +116,7 @@ class CaseRun:
             target, how = self._aim(one)
             target = self.stand.lab.inject(one.what, target, how).target
         except DeepLinkError as problem:
-            self.over.append(Injected(injection=one, missed=str(problem)))
+            self.over.append(Injected(injection=one, began_unix=began, missed=str(problem)))
             self.say(f"{one} left out: {problem}")
             return
         hit = time.time()

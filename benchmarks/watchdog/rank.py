@@ -1,6 +1,6 @@
 """A rank as light as can be, and yet a rank: it steps together with the others, saves, resumes, and keeps a log.
 
-    rank.py FOLDER STEPS [--pause S] [--every N] [--torch] [--dataset NAME --epochs N --batch N]
+    rank.py FOLDER STEPS [--pause S] [--every N] [--torch] [--dataset NAME --epochs N --batch N] [--child]
 
 A user's file: copied into the sandbox, run by `deeplink run` or by stock srun. Every step waits for all ranks (a
 socket each to rank 0, or DDP's all-reduce with --torch), as in training: a rank that hangs holds up all, one that
@@ -9,6 +9,7 @@ deeplink.Checkpoints in a job of DeepLink's, else as a resuming script does, a f
 
 FOLDER/log/<attempt>.rank<N>.jsonl: {"what": "process"|"imported"|"resumed"|"joined"|"step"|"end", "unix", "step"}.
 FOLDER/fail: `RANK STEP CODE once|always`: that rank exits so at that step (0: at its next).
+With --child it starts a process that leaves its session and says "child" in the log until the rank's end.
 With --dataset every step reads its samples; FOLDER/digest.json is what all epochs were fed, by rank 0 at the end.
 """
 
@@ -18,8 +19,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import socket
 import struct
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -44,13 +47,22 @@ class Log:
     def __init__(self, folder: Path, attempt: str, rank: int) -> None:
         self.attempt = attempt
         (folder / "log").mkdir(exist_ok=True)
-        self._file = (folder / "log" / f"{attempt}.rank{rank}.jsonl").open("a", buffering=1, encoding="utf-8")
+        self._path = folder / "log" / f"{attempt}.rank{rank}.jsonl"
+        self._file = self._path.open("a", buffering=1, encoding="utf-8")
         self._node = os.environ.get("SLURMD_NODENAME", "")
 
     def say(self, what: str, step: int = 0, unix: float = 0.0) -> None:
         """Write one line."""
         fact = {"what": what, "unix": unix or time.time(), "step": step, "node": self._node}
         self._file.write(json.dumps(fact) + "\n")
+
+    def child(self) -> subprocess.Popen[bytes]:
+        """Start a process in a session of its own that writes lines, too: nothing but its environment is ours."""
+        said = f'{{"what": "child", "unix": %s, "step": 0, "node": "{self._node}"}}'
+        script = (
+            f"while :; do printf '{said}\\n' $(date +%s.%N) >> {shlex.quote(str(self._path))}; sleep 0.5; done"
+        )
+        return subprocess.Popen(["sh", "-c", script], start_new_session=True)
 
 
 class Sockets:
@@ -278,11 +290,13 @@ def main() -> None:
     parser.add_argument("--dataset", default="")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--child", action="store_true")
     asked = parser.parse_args()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     stock = f"{os.environ.get('SLURM_JOB_ID', '0')}.{os.environ.get('SLURM_RESTART_COUNT', '0')}.0"
     log = Log(asked.folder, os.environ.get("DEEPLINK_ATTEMPT") or stock, rank)
     log.say("process", unix=process_unix())
+    child = log.child() if asked.child else None
     import deeplink
 
     if asked.torch:
@@ -309,6 +323,8 @@ def main() -> None:
             saves.save(step, data.state())
     if rank == 0:
         data.told(asked.folder)
+    if child:
+        child.kill()
     log.say("end", step)
 
 

@@ -175,6 +175,12 @@ def find_keeper(layout: SandboxLayout) -> ProcessId | None:
 
 def end_keeper(keeper: ProcessId, clock: Clock) -> None:
     """End the fabric's process 1: the kernel ends all in its namespaces, then mounts and links."""
+    below = {str(who.pid) for who in descendants(keeper.pid, table())}
+    for pid in table():
+        # An nsenter stops with the program that it brought in, and would never take its exit code: process 1 waits
+        # for that.
+        if arguments(pid)[:2] == ["nsenter", "-t"] and arguments(pid)[2] in below and (who := ProcessId.of(pid)):
+            who.send(signal.SIGCONT)
     keeper.send(signal.SIGKILL)
     # Process 1 is gone only when all others of its pid namespace are (pid_namespaces(7)).
     if not wait_until(lambda: not keeper.alive, clock, _END_S):

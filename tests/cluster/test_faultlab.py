@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -20,11 +21,12 @@ from benchmarks.watchdog.scenarios import BY_NAME, After
 from deeplink.scheduler.testbed.cluster import Options, Sandbox
 from deeplink.scheduler.testbed.errors import SandboxError
 from deeplink.scheduler.testbed.lab import laboratory
-from deeplink.scheduler.testbed.lab.faults import FaultStep, Verb
 from deeplink.scheduler.testbed.lab.laboratory import How, Laboratory, Wound
-from deeplink.scheduler.testbed.processes import ProcessId
+from deeplink.scheduler.testbed.lab.scene import processes_on
+from deeplink.scheduler.testbed.lab.steps import FaultStep, Verb
+from deeplink.scheduler.testbed.processes import ProcessId, arguments
 from deeplink.scheduler.testbed.shape import CTL, Shape
-from tests.cluster.conftest import PATIENT
+from tests.cluster.conftest import PATIENT, Factory
 from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -115,6 +117,94 @@ def test_a_rank_is_stopped_slowed_and_killed(lab: Laboratory, ranks: dict[int, P
     assert drawn.target in {"n0", "n1"}, "a node on which ranks run"
     until(lambda: not ranks[int(drawn.target[1])].alive, LIMIT_S)
     assert lab.wounds() == (), "there is nothing to undo"
+
+
+HEARS = (
+    "import socket; s = socket.socket(2, 2); s.bind(('', 7444)); s.settimeout({wait}); print(s.recv(9).decode())"
+)
+SAYS = """import socket, time
+s = socket.socket(2, 2)
+for _ in range(60): s.sendto(b'hear', ('{to}', 7444)); time.sleep(.1)
+"""
+
+
+def hears(lab: Laboratory, there: str, sender: str, wait_s: float) -> bool:
+    """Whether what one node sends arrives at another."""
+    to = lab.sandbox.shape.address(there)
+    saying = lab.sandbox.spawn(sender, [sys.executable, "-c", SAYS.format(to=to)], stderr=subprocess.DEVNULL)
+    try:
+        return said(lab, there, f'{sys.executable} -c "{HEARS.format(wait=wait_s)}" 2>/dev/null') == "hear"
+    finally:
+        saying.kill()
+        saying.wait()
+
+
+@pytest.mark.parametrize(("fault", "heard"), [("sends-dropped", False), ("receives-dropped", True)])
+def test_one_direction_of_a_link_is_lost_and_the_other_is_not(lab: Laboratory, fault: str, heard: bool) -> None:
+    assert hears(lab, "n1", "n2", LIMIT_S)
+    assert hears(lab, "n2", "n1", LIMIT_S)
+    for _ in range(2):
+        lab.inject(fault, "n1")
+    assert hears(lab, "n2", "n1", 5.0 if heard else 2.0) == heard
+    assert hears(lab, "n1", "n2", 2.0 if heard else 5.0) != heard
+    for _ in range(2):
+        lab.undo(fault, "n1")
+    assert hears(lab, "n2", "n1", LIMIT_S)
+    assert hears(lab, "n1", "n2", LIMIT_S)
+
+
+def test_ports_of_ranks_are_dropped_and_others_are_not(lab: Laboratory) -> None:
+    serve = "import http.server as h; h.HTTPServer(('', {port}), h.SimpleHTTPRequestHandler).serve_forever()"
+    ask = "import socket; socket.create_connection(('{to}', {port}), timeout=2)"
+
+    def answers(port: int) -> bool:
+        text = ask.format(to=lab.sandbox.shape.address("n1"), port=port)
+        return not lab.sandbox.run("n0", [sys.executable, "-c", text]).code
+
+    serving = [lab.sandbox.spawn("n1", [sys.executable, "-c", serve.format(port=port)]) for port in (20500, 7445)]
+    try:
+        until(lambda: answers(20500) and answers(7445))
+        lab.inject("data-dropped", "n1")
+        assert (answers(20500), answers(7445)) == (False, True)
+        lab.undo()
+        assert answers(20500)
+    finally:
+        for process in serving:
+            process.kill()
+            process.wait()
+
+
+def test_a_disk_fails_and_storage_fills_or_takes_no_writes(lab: Laboratory) -> None:
+    probe = "cat /local/ssd/kept; echo new > /local/ssd/new"
+    assert said(lab, "n1", f"echo old > /local/ssd/kept; {probe}") == "old"
+    lab.inject("disk-failing", "n1")
+    assert "Input/output error" in said(lab, "n1", f"({probe}) 2>&1")
+    lab.undo()
+    assert said(lab, "n1", probe) == "old"
+    home = lab.sandbox.home
+    write = f"(head -c 65536 /dev/zero > {home}/more) 2>&1; rm -f {home}/more"
+    for fault, target, words in (
+        ("storage-full", "", "No space left"),
+        ("storage-readonly", "n1", "Read-only file system"),
+    ):
+        lab.inject(fault, target)
+        assert words in said(lab, "n1", write)
+        lab.undo()
+        assert said(lab, "n1", write) == ""
+
+
+def test_a_sandbox_goes_down_though_a_program_on_it_is_stopped(fresh_sandbox: Factory) -> None:
+    cluster = fresh_sandbox(Shape.of(1))
+    process = cluster.spawn("n0", ["sleep", "300"])
+    until(lambda: any(arguments(who.pid) == ["sleep", "300"] for who in processes_on(cluster, "n0")))
+    for who in processes_on(cluster, "n0"):
+        if arguments(who.pid) == ["sleep", "300"]:
+            who.send(signal.SIGSTOP)
+    brought_in = ProcessId.of(process.pid)
+    assert brought_in is not None
+    until(lambda: state_of(brought_in) == "T")
+    cluster.down()
+    process.wait(LIMIT_S)
 
 
 def test_disks_fill_and_turn_read_only(lab: Laboratory) -> None:

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from deeplink.scheduler.testbed.errors import SandboxError
-from deeplink.scheduler.testbed.settings import SSD
+from deeplink.scheduler.testbed.lab.disks import (
+    DRAIN,
+    FAIL,
+    FILL,
+    LEAVE,
+    READ_ONLY,
+    SQUAT,
+    STORE,
+    WORK,
+    WRITABLE,
+    brim,
+    sealed,
+)
+from deeplink.scheduler.testbed.lab.steps import (
+    Fault,
+    FaultPlan,
+    FaultStep,
+    FaultTarget,
+    Verb,
+    as_root,
+    no_target,
+    process_words,
+    signalled,
+)
+from deeplink.scheduler.testbed.lab.traffic import DATA, RECEIVES, SENDS, TCP
+from deeplink.scheduler.testbed.settings import NODE_PORT
 from deeplink.scheduler.testbed.shape import CTL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from deeplink.scheduler.testbed.lab.scene import Scene
     from deeplink.scheduler.testbed.processes import ProcessId
@@ -20,136 +43,8 @@ REBOOT_S = 2.0
 """How long a node is off in a fast reboot. Slurm does not notice (measured: up to 3 s)."""
 DUTY_PERIOD_S = 0.2
 DRAINED = "fault-laboratory:node-drained"
-STORE = SSD / "deeplink"
-"""Where a job's store is, by all that is written about sandboxes."""
 NOBODYS = "0"
 """The mode of a folder that only root can read."""
-_TCP = "6"  # by number: a minimal Debian has no /etc/protocols
-_FULL = "/run/deeplink-full"
-# A file system of 64 KiB, filled to the brim, lies over the SSD: what is there can be read, and nothing fits.
-FILL = f"""set -e
-mountpoint -q {_FULL} && exit 0
-mkdir -p {_FULL}
-mount -t tmpfs -o size=64k full {_FULL}
-mkdir {_FULL}/upper {_FULL}/work
-chmod --reference={SSD} {_FULL}/upper
-chown --reference={SSD} {_FULL}/upper
-mount -t overlay -o lowerdir={SSD},upperdir={_FULL}/upper,workdir={_FULL}/work full {SSD}
-cat /dev/zero > {_FULL}/fill 2>/dev/null || true
-"""
-# What lies over the SSD alone is taken away: it is a mount itself, and filling it may have been broken off.
-DRAIN = f"""mountpoint -q {_FULL} || exit 0
-if grep -q '^full {SSD} overlay ' /proc/mounts; then umount -l {SSD}; fi
-umount -l {_FULL}
-"""
-READ_ONLY = f"""set -e
-test -e /run/deeplink-readonly && exit 0
-mount --bind {SSD} {SSD}
-mount -o remount,bind,ro {SSD}
-touch /run/deeplink-readonly
-"""
-WRITABLE = f"test -e /run/deeplink-readonly || exit 0; rm /run/deeplink-readonly; umount -l {SSD}"
-# Another user's folder lies over the one that is there, so that this one is back untouched, whoever ends us.
-_SQUATTED = "/run/deeplink-squatted"
-SQUAT = f"""set -e
-mountpoint -q {STORE} && exit 0
-if ! test -d {STORE}; then
-    touch {_SQUATTED}
-    mkdir -m 700 {STORE}
-    chown --reference={SSD} {STORE}
-fi
-mount -t tmpfs -o size=64k,mode=0755,uid=65534,gid=65534 squatted {STORE}
-touch {STORE}/theirs
-chown 65534:65534 {STORE}/theirs
-"""
-LEAVE = f"""if grep -q '^squatted {STORE} tmpfs ' /proc/mounts; then umount -l {STORE}; fi
-test -e {_SQUATTED} || exit 0
-rmdir {STORE} 2> /dev/null
-rm {_SQUATTED}
-"""
-
-
-class Verb(StrEnum):
-    """One kind of step. All may be done twice: the second time nothing changes."""
-
-    CUT = "cut"  # the cable of `on`
-    HEAL = "heal"
-    OFF = "off"  # the power of `on`, its cable cut first
-    BOOT = "boot"
-    PAUSE = "pause"  # words: seconds
-    SIGNAL = "signal"  # words: its name, then `pid:start` of each process
-    RUN = "run"  # words: a command, as root on `on`
-    DAEMON = "daemon"  # Slurm's on `on`, if it does not run
-    FREEZE = "freeze"  # the shared folder
-    THAW = "thaw"
-    AGAIN = "again"  # start on `on` what was there: words: JSON of a `Started`
-    DUTY = "duty"  # stop and continue processes by turns: words: share, period, `pid:start`...
-    REST = "rest"  # end such a turn
-    TEAR = "tear"  # words: file, where the whole one is kept
-    MEND = "mend"
-    CHMOD = "chmod"  # words: folder, the mode it is to have now, the mode it gets; octal
-    WRITE = "write"  # words: file, text
-    REMOVE = "remove"  # words: file
-
-
-@dataclass(frozen=True, slots=True)
-class FaultStep:
-    """One step."""
-
-    verb: Verb
-    on: str = ""  # a machine or switch; empty where it is about none
-    words: tuple[str, ...] = ()  # see `Verb`
-
-    @classmethod
-    def of(cls, raw: Mapping[str, Any]) -> Self:
-        """Read what was written as JSON."""
-        return cls(Verb(raw["verb"]), str(raw["on"]), tuple(map(str, raw["words"])))
-
-
-@dataclass(frozen=True, slots=True)
-class FaultPlan:
-    """How a fault is done, and undone."""
-
-    do: tuple[FaultStep, ...]
-    undo: tuple[FaultStep, ...] = ()
-
-
-class FaultTarget(StrEnum):
-    """What a fault hits."""
-
-    NODE = "node"
-    RANK = "a node's rank"
-    LEAF = "leaf"
-    CONTROL = "ctl"
-    ALL = "everything"
-    FOLDER = "folder"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One fault."""
-
-    name: str
-    target: FaultTarget
-    like: str  # what it stands for on real machines, for people
-    undone: str  # how it ends when it is undone, for people
-    plan: Callable[[Scene], FaultPlan]  # from what is there to what is done
-    network: bool = True  # whether it takes machines with networks and mounts of their own
-    lasting: bool = True  # whether it is in effect until it is undone; else it is over once it is done
-    mounts: bool = False  # whether it lies over the node's SSD: the newest of such hides the others
-
-
-def no_target(fault: str, target: str, lacking: str) -> SandboxError:
-    """Return the error of a fault that has nothing to hit: no rank, daemon or checkpoint is there."""
-    return SandboxError(
-        f"{fault}: {lacking}{f' on {target}' if target else ''}",
-        remedy="`deeplink sandbox fault --list` says what each hits, `deeplink sandbox status` what is up.",
-    )
-
-
-def process_words(processes: Iterable[ProcessId]) -> tuple[str, ...]:
-    """Return processes as words of a step."""
-    return tuple(f"{process.pid}:{process.start}" for process in processes)
 
 
 def _node_killed(scene: Scene) -> FaultPlan:
@@ -167,10 +62,6 @@ def _fast_reboot(scene: Scene) -> FaultPlan:
     )
 
 
-def _signal(name: str, processes: tuple[ProcessId, ...]) -> FaultStep:
-    return FaultStep(Verb.SIGNAL, words=(name, *process_words(processes)))
-
-
 def _rank(fault: str, scene: Scene) -> tuple[ProcessId, ...]:
     if not scene.ranks:
         raise no_target(fault, scene.target, "no rank runs")
@@ -180,19 +71,34 @@ def _rank(fault: str, scene: Scene) -> tuple[ProcessId, ...]:
     return scene.ranks[rank]
 
 
-def _rank_stopped(scene: Scene) -> FaultPlan:
-    there = _rank("rank-stopped", scene)
-    return FaultPlan((_signal("SIGSTOP", there),), (_signal("SIGCONT", there),))
+def _signals(
+    fault: str, name: str, of: Callable[[str, Scene], tuple[ProcessId, ...]]
+) -> Callable[[Scene], FaultPlan]:
+    """Return how processes get a signal; those that were stopped go on afterwards."""
+
+    def plan(scene: Scene) -> FaultPlan:
+        there = of(fault, scene)
+        undo = (signalled("SIGCONT", there),) if name == "SIGSTOP" else ()
+        return FaultPlan((signalled(name, there),), undo)
+
+    return plan
 
 
-def _rank_killed(scene: Scene) -> FaultPlan:
-    return FaultPlan((_signal("SIGKILL", _rank("rank-killed", scene)),))
+def _program(verb: str) -> Callable[[str, Scene], tuple[ProcessId, ...]]:
+    """Return how the processes of a job's `deeplink VERB` are found."""
+
+    def of(fault: str, scene: Scene) -> tuple[ProcessId, ...]:
+        if not scene.programs.get(verb):
+            raise no_target(fault, scene.target, f"no job's `deeplink {verb}` runs")
+        return scene.programs[verb]
+
+    return of
 
 
 def _slow_rank(scene: Scene) -> FaultPlan:
     there = _rank("slow-rank", scene)
     duty = FaultStep(Verb.DUTY, words=(f"{scene.share:g}", f"{DUTY_PERIOD_S:g}", *process_words(there)))
-    return FaultPlan((duty,), (FaultStep(Verb.REST, words=duty.words), _signal("SIGCONT", there)))
+    return FaultPlan((duty,), (FaultStep(Verb.REST, words=duty.words), signalled("SIGCONT", there)))
 
 
 def _rank_exit(scene: Scene) -> FaultPlan:
@@ -208,30 +114,31 @@ def _daemon(fault: str, scene: Scene) -> tuple[ProcessId, ...]:
     return (scene.daemon,)
 
 
-def _daemon_killed(fault: str) -> Callable[[Scene], FaultPlan]:
+def _daemon_signal(fault: str, name: str) -> Callable[[Scene], FaultPlan]:
     def plan(scene: Scene) -> FaultPlan:
-        return FaultPlan((_signal("SIGKILL", _daemon(fault, scene)),), (FaultStep(Verb.DAEMON, scene.target),))
+        there = _daemon(fault, scene)
+        undo = signalled("SIGCONT", there) if name == "SIGSTOP" else FaultStep(Verb.DAEMON, scene.target)
+        return FaultPlan((signalled(name, there),), (undo,))
 
     return plan
 
 
-def _controller_frozen(scene: Scene) -> FaultPlan:
-    there = _daemon("controller-frozen", scene)
-    return FaultPlan((_signal("SIGSTOP", there),), (_signal("SIGCONT", there),))
+def _watchdog_signal(fault: str, name: str) -> Callable[[Scene], FaultPlan]:
+    def plan(scene: Scene) -> FaultPlan:
+        if not scene.watchdogs:
+            raise no_target(fault, scene.target, "no `deeplink watch` runs")
+        there = tuple(process for process, _ in scene.watchdogs)
+        again = tuple(FaultStep(Verb.AGAIN, scene.target, (started.packed(),)) for _, started in scene.watchdogs)
+        undo = (signalled("SIGCONT", there),) if name == "SIGSTOP" else again
+        return FaultPlan((signalled(name, there),), undo)
 
-
-def _watchdog_killed(scene: Scene) -> FaultPlan:
-    if not scene.watchdogs:
-        raise no_target("watchdog-killed", scene.target, "no `deeplink watch` runs")
-    kill = _signal("SIGKILL", tuple(process for process, _ in scene.watchdogs))
-    again = (FaultStep(Verb.AGAIN, scene.target, (started.packed(),)) for _, started in scene.watchdogs)
-    return FaultPlan((kill,), tuple(again))
+    return plan
 
 
 def _agents_silent(scene: Scene) -> FaultPlan:
     ports = [(node, port) for node, those in sorted(scene.agents.items()) for port in those]
     if not ports:
-        raise no_target("agents-silent", "", "no node agent listens")
+        raise no_target("agents-silent", scene.target, "no node agent listens")
     return _unanswered(ports)
 
 
@@ -239,7 +146,7 @@ def _unanswered(ports: Sequence[tuple[str, int]]) -> FaultPlan:
     # Answers vanish on their way out, as in a filter somebody set wrongly: no one hears a refusal.
     def rules(what: str) -> tuple[FaultStep, ...]:
         return tuple(
-            FaultStep(Verb.RUN, node, ("ip", "rule", what, "ipproto", _TCP, "sport", str(port), "blackhole"))
+            FaultStep(Verb.RUN, node, ("ip", "rule", what, "ipproto", TCP, "sport", str(port), "blackhole"))
             for node, port in ports
         )
 
@@ -253,7 +160,7 @@ def _node_drained(scene: Scene) -> FaultPlan:
     # Whoever drained it since, for a reason of their own, is not undone; 24.11 leaves the reason to a node that is
     # back in service. One that a controller started just now has not heard of is resumed with an error (22.05).
     gone = f"{show} ' State=[^ ]*DRAIN.* Reason={DRAINED} ' || exit 0"
-    return _as_root(CTL, drain, f"{gone}; {update} state=resume; {gone}; exit 1")
+    return as_root(CTL, drain, f"{gone}; {update} state=resume; {gone}; exit 1")
 
 
 def _checkpoints_unreadable(scene: Scene) -> FaultPlan:
@@ -275,17 +182,23 @@ def _checkpoint_torn(scene: Scene) -> FaultPlan:
     return FaultPlan((FaultStep(Verb.TEAR, words=scene.torn),), (FaultStep(Verb.MEND, words=scene.torn),))
 
 
-def _disk(do: str, undo: str) -> Callable[[Scene], FaultPlan]:
+def _scripts(do: str, undo: str) -> Callable[[Scene], FaultPlan]:
     def plan(scene: Scene) -> FaultPlan:
-        return _as_root(scene.target, do, undo)
+        return as_root(scene.target, do, undo)
 
     return plan
 
 
-def _as_root(machine: str, do: str, undo: str) -> FaultPlan:
-    return FaultPlan(
-        (FaultStep(Verb.RUN, machine, ("sh", "-c", do)),), (FaultStep(Verb.RUN, machine, ("sh", "-c", undo)),)
-    )
+def _storage_full(scene: Scene) -> FaultPlan:
+    return as_root(CTL, *brim(scene.homes))
+
+
+def _storage_readonly(scene: Scene) -> FaultPlan:
+    return as_root(scene.target, *sealed(scene.homes))
+
+
+def _slurmd_unanswered(scene: Scene) -> FaultPlan:
+    return _unanswered([(scene.target, NODE_PORT)])
 
 
 _FAULTS = (
@@ -312,6 +225,13 @@ _FAULTS = (
         plan=_cut,
     ),
     Fault(
+        name="controller-cut",
+        target=FaultTarget.CONTROL,
+        like="the controller's host loses its link: jobs run on, Slurm and a watchdog there hear nobody",
+        undone="the cable is put back",
+        plan=_cut,
+    ),
+    Fault(
         name="fast-reboot",
         target=FaultTarget.NODE,
         like=f"a kernel panic and a boot within {REBOOT_S:g} s: Slurm sees nothing, the boot id is another",
@@ -324,7 +244,7 @@ _FAULTS = (
         target=FaultTarget.RANK,
         like="a rank hangs (SIGSTOP): alive, silent, holding its GPU",
         undone="SIGCONT",
-        plan=_rank_stopped,
+        plan=_signals("rank-stopped", "SIGSTOP", _rank),
         network=False,
     ),
     Fault(
@@ -332,7 +252,7 @@ _FAULTS = (
         target=FaultTarget.RANK,
         like="a rank dies by a signal (SIGKILL), as by the kernel's out-of-memory killer",
         undone="cannot be: it is dead",
-        plan=_rank_killed,
+        plan=_signals("rank-killed", "SIGKILL", _rank),
         network=False,
     ),
     Fault(
@@ -356,7 +276,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="slurmd dies, the job's processes live",
         undone="slurmd is started, unless somebody has",
-        plan=_daemon_killed("slurmd-killed"),
+        plan=_daemon_signal("slurmd-killed", "SIGKILL"),
         network=False,
     ),
     Fault(
@@ -372,7 +292,7 @@ _FAULTS = (
         target=FaultTarget.CONTROL,
         like="slurmctld dies: connections to it are refused",
         undone="slurmctld is started",
-        plan=_daemon_killed("controller-down"),
+        plan=_daemon_signal("controller-down", "SIGKILL"),
         network=False,
     ),
     Fault(
@@ -380,7 +300,7 @@ _FAULTS = (
         target=FaultTarget.CONTROL,
         like="slurmctld hangs: connections to it are accepted and not answered",
         undone="SIGCONT",
-        plan=_controller_frozen,
+        plan=_daemon_signal("controller-frozen", "SIGSTOP"),
         network=False,
     ),
     Fault(
@@ -388,7 +308,7 @@ _FAULTS = (
         target=FaultTarget.CONTROL,
         like="`deeplink watch` dies without a word (SIGKILL)",
         undone="it is started again, as it was started before",
-        plan=_watchdog_killed,
+        plan=_watchdog_signal("watchdog-killed", "SIGKILL"),
     ),
     Fault(
         name="agents-silent",
@@ -424,7 +344,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="the node's SSD is full",
         undone="there is room again; what was deleted meanwhile is back",
-        plan=_disk(FILL, DRAIN),
+        plan=_scripts(FILL, DRAIN),
         mounts=True,
     ),
     Fault(
@@ -432,7 +352,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="the node's SSD is read-only, as after an I/O error",
         undone="it can be written",
-        plan=_disk(READ_ONLY, WRITABLE),
+        plan=_scripts(READ_ONLY, WRITABLE),
         mounts=True,
     ),
     Fault(
@@ -440,8 +360,151 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like=f"another user was first to make {STORE} on the node's SSD: the job may not use it",
         undone="the other user's folder is gone, and what was there is back",
-        plan=_disk(SQUAT, LEAVE),
+        plan=_scripts(SQUAT, LEAVE),
         mounts=True,
+    ),
+    Fault(
+        name="sends-dropped",
+        target=FaultTarget.NODE,
+        like="one direction of a link is lost: nothing that the node sends arrives, and it hears everybody",
+        undone="it arrives",
+        plan=_scripts(*SENDS),
+    ),
+    Fault(
+        name="receives-dropped",
+        target=FaultTarget.NODE,
+        like="the other direction is lost: the node is heard, and hears nobody",
+        undone="it hears",
+        plan=_scripts(*RECEIVES),
+    ),
+    Fault(
+        name="data-dropped",
+        target=FaultTarget.NODE,
+        like="a filter drops what ranks send over their own network: agents and slurmd are heard",
+        undone="the filter is gone",
+        plan=_scripts(*DATA),
+    ),
+    Fault(
+        name="agent-dropped",
+        target=FaultTarget.NODE,
+        like="a filter drops what this node's agents send; slurmd and ranks are heard",
+        undone="the filter is gone",
+        plan=_agents_silent,
+    ),
+    Fault(
+        name="slurmd-dropped",
+        target=FaultTarget.NODE,
+        like="a filter drops what slurmd answers; agents and ranks are heard",
+        undone="the filter is gone",
+        plan=_slurmd_unanswered,
+    ),
+    Fault(
+        name="agent-killed",
+        target=FaultTarget.NODE,
+        like="a job's node agent dies without a word (SIGKILL)",
+        undone="cannot be: who started it may start it again",
+        plan=_signals("agent-killed", "SIGKILL", _program("node")),
+        network=False,
+    ),
+    Fault(
+        name="agent-stopped",
+        target=FaultTarget.NODE,
+        like="a job's node agent hangs (SIGSTOP)",
+        undone="SIGCONT",
+        plan=_signals("agent-stopped", "SIGSTOP", _program("node")),
+        network=False,
+    ),
+    Fault(
+        name="launcher-killed",
+        target=FaultTarget.NODE,
+        like="a job's `deeplink run` dies without a word (SIGKILL)",
+        undone="cannot be: who started it may start it again",
+        plan=_signals("launcher-killed", "SIGKILL", _program("run")),
+        network=False,
+    ),
+    Fault(
+        name="launcher-stopped",
+        target=FaultTarget.NODE,
+        like="a job's `deeplink run` hangs (SIGSTOP)",
+        undone="SIGCONT",
+        plan=_signals("launcher-stopped", "SIGSTOP", _program("run")),
+        network=False,
+    ),
+    Fault(
+        name="agent-terminated",
+        target=FaultTarget.NODE,
+        like="a job's node agent is ended (SIGTERM)",
+        undone="cannot be: who started it may start it again",
+        plan=_signals("agent-terminated", "SIGTERM", _program("node")),
+        network=False,
+    ),
+    Fault(
+        name="rank-terminated",
+        target=FaultTarget.RANK,
+        like="a rank is ended (SIGTERM)",
+        undone="cannot be: it has ended",
+        plan=_signals("rank-terminated", "SIGTERM", _rank),
+        network=False,
+    ),
+    Fault(
+        name="slurmd-stopped",
+        target=FaultTarget.NODE,
+        like="slurmd hangs (SIGSTOP): connections to it are accepted and not answered",
+        undone="SIGCONT",
+        plan=_daemon_signal("slurmd-stopped", "SIGSTOP"),
+        network=False,
+    ),
+    Fault(
+        name="slurmd-terminated",
+        target=FaultTarget.NODE,
+        like="slurmd is ended in order, as for an upgrade",
+        undone="slurmd is started, unless somebody has",
+        plan=_daemon_signal("slurmd-terminated", "SIGTERM"),
+        network=False,
+    ),
+    Fault(
+        name="controller-terminated",
+        target=FaultTarget.CONTROL,
+        like="slurmctld is ended in order, as for an upgrade",
+        undone="slurmctld is started",
+        plan=_daemon_signal("controller-terminated", "SIGTERM"),
+        network=False,
+    ),
+    Fault(
+        name="watchdog-stopped",
+        target=FaultTarget.CONTROL,
+        like="`deeplink watch` hangs (SIGSTOP)",
+        undone="SIGCONT",
+        plan=_watchdog_signal("watchdog-stopped", "SIGSTOP"),
+    ),
+    Fault(
+        name="watchdog-terminated",
+        target=FaultTarget.CONTROL,
+        like="`deeplink watch` is ended in order, as for an upgrade",
+        undone="it is started again, as it was started before",
+        plan=_watchdog_signal("watchdog-terminated", "SIGTERM"),
+    ),
+    Fault(
+        name="disk-failing",
+        target=FaultTarget.NODE,
+        like="the node's SSD answers with input/output errors (EIO)",
+        undone="it is well, and what was there is back",
+        plan=_scripts(FAIL, WORK),
+        mounts=True,
+    ),
+    Fault(
+        name="storage-full",
+        target=FaultTarget.ALL,
+        like="the shared file system is full (ENOSPC)",
+        undone="there is room again",
+        plan=_storage_full,
+    ),
+    Fault(
+        name="storage-readonly",
+        target=FaultTarget.NODE,
+        like="the shared file system is read-only on one node (EROFS); files that are open there can be written",
+        undone="it can be written",
+        plan=_storage_readonly,
     ),
 )
 FAULTS = {fault.name: fault for fault in _FAULTS}

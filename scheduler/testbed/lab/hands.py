@@ -22,8 +22,8 @@ from deeplink.scheduler.slurm import command
 from deeplink.scheduler.testbed import state
 from deeplink.scheduler.testbed.errors import NotRunningError, did_not_start
 from deeplink.scheduler.testbed.lab import scene
-from deeplink.scheduler.testbed.lab.faults import FaultStep, Verb
 from deeplink.scheduler.testbed.lab.scene import Started
+from deeplink.scheduler.testbed.lab.steps import FaultStep, Verb
 from deeplink.scheduler.testbed.namespaced import daemon_command
 from deeplink.scheduler.testbed.processes import ProcessId, arguments, table
 

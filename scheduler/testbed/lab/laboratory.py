@@ -16,8 +16,9 @@ from deeplink.scheduler.testbed import processes, state
 from deeplink.scheduler.testbed.errors import SandboxError
 from deeplink.scheduler.testbed.lab import hands
 from deeplink.scheduler.testbed.lab import scene as looking
-from deeplink.scheduler.testbed.lab.faults import Fault, FaultStep, FaultTarget, Verb, fault_of, no_target
+from deeplink.scheduler.testbed.lab.faults import fault_of
 from deeplink.scheduler.testbed.lab.scene import Scene
+from deeplink.scheduler.testbed.lab.steps import Fault, FaultStep, FaultTarget, Verb, no_target
 from deeplink.scheduler.testbed.processes import ProcessId
 from deeplink.scheduler.testbed.shape import CTL
 
@@ -249,6 +250,7 @@ class Laboratory:
     def _scene(self, fault: Fault, target: str, how: How) -> Scene:
         sandbox = self.sandbox
         scene = Scene(target=target, rank=how.rank, step=how.step, always=how.always, share=how.share)
+        scene = replace(scene, homes=str(sandbox.layout.homes))
         if fault.target is FaultTarget.RANK:
             return replace(scene, ranks=looking.ranks_on(sandbox, target))
         if fault.target is FaultTarget.ALL:
@@ -259,7 +261,13 @@ class Laboratory:
         if fault.target in _ON_RUNNING:
             number = sandbox.hardware.daemon(target, processes.table())
             daemon = ProcessId.of(number) if number else None
-            return replace(scene, daemon=daemon, watchdogs=looking.watchdogs_on(sandbox, target))
+            return replace(
+                scene,
+                daemon=daemon,
+                watchdogs=looking.watchdogs_on(sandbox, target),
+                programs=looking.programs_on(sandbox, target),
+                agents={target: looking.agents_on(sandbox, target)},
+            )
         return scene
 
     def _torn(self, folder: Path) -> tuple[str, str] | None:

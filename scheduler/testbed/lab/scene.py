@@ -51,6 +51,9 @@ class Scene:
     ranks: Mapping[int, tuple[ProcessId, ...]] = field(default_factory=dict)
     daemon: ProcessId | None = None  # the target's Slurm daemon
     watchdogs: tuple[tuple[ProcessId, Started], ...] = ()  # those on the target, each with how it was started
+    # processes of jobs' `deeplink VERB` on the target, by verb
+    programs: Mapping[str, tuple[ProcessId, ...]] = field(default_factory=dict)
+    homes: str = ""  # the shared folder
     # the ports on which node agents listen, by machine
     agents: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     torn: tuple[str, str] | None = None  # the file to tear, and where the whole one is to be kept
@@ -148,6 +151,12 @@ def agents_on(sandbox: Sandbox, machine: str) -> tuple[int, ...]:
     """Return the ports of the node agents on a machine."""
     agents = [who.pid for who in processes_on(sandbox, machine) if is_verb(arguments(who.pid), "node")]
     return tuple(sorted({port for pid in agents for port in ports_of(pid)}))
+
+
+def programs_on(sandbox: Sandbox, machine: str) -> dict[str, tuple[ProcessId, ...]]:
+    """Return the processes of jobs' own `deeplink run` and `deeplink node` on a machine, by verb."""
+    those = [who for who in processes_on(sandbox, machine) if "SLURM_JOB_ID" in environment(who.pid)]
+    return {verb: tuple(who for who in those if is_verb(arguments(who.pid), verb)) for verb in ("run", "node")}
 
 
 def watchdogs_on(sandbox: Sandbox, machine: str) -> tuple[tuple[ProcessId, Started], ...]:
