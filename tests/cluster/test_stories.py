@@ -155,6 +155,9 @@ def test_another_user_reads_what_the_source_lets_him_and_no_more(cluster: Sandbo
     assert not sources_of(found), output
     # The agent brings what its node lacks while the first epochs run.
     assert found["n1 task 0", 6] == [(0, FILES, 0, 0)], output
+    # Where there is no agent the reader does that itself, for its own store.
+    assert found["n3 task 0", 6] == [(FILES, 0, 0, 0)], output
+    assert "the members are not asked" in output
     assert "do not let this user read it" in output
     assert re.search(r"^refused: SampleForbiddenError .*Permission denied", output, re.MULTILINE), output
     assert not list(cluster.ssd("n1").glob(f"store-{other.pw_name}/*.mdb"))
