@@ -121,6 +121,15 @@ def test_after_one_pack_nobody_reads_the_source(cluster: Sandbox, story: str) ->
     assert all(home == 0 for (_, epoch), said in found.items() if epoch == 3 for _, _, home, _ in said), found
 
 
+def test_an_array_of_packers_lists_the_source_once(cluster: Sandbox) -> None:
+    output = played(cluster, "packed_in_parts")
+    assert re.findall(r"digits, part (\d) of 4", output) == ["1", "2", "3", "4"], output
+    assert "listings: 1\n" in output
+    assert "of 4 parts" in output
+    assert "left: 0\n" in output
+    assert not sources_of(told_epochs(output)), output
+
+
 def test_a_bucket_is_read_once(cluster: Sandbox) -> None:
     env = {"PYTHONPATH": f"{sys.prefix}/s3"}  # what S3's driver needs is not of the versions that other tests have
     server = cluster.spawn(CTL, [sys.executable, "-m", "moto.server", "-H", "0.0.0.0", "-p", "5000"], env=env)
