@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from deeplink.cache.pack.distributed_pack import (
     ShardMade,
     ShardShare,
 )
-from deeplink.cache.pack.parts import publish_part
+from deeplink.cache.pack.parts import listed_once, publish_part
 from deeplink.cache.pack.plan import cannot_append, planned_job
 from deeplink.cache.pack.shard_pipeline import Placer, ShardPipeline, staging
 from deeplink.cache.replicate.budget import keep_to_budget
@@ -123,7 +123,9 @@ def plan_pack(
     """Return what `pack` onto so many members would do; writes nothing."""
     checked_name(name)
     catalog = Catalog(config.catalog)
-    job = planned_job(open_source(source), catalog, name, config, wanted=wanted, members=members, append=append)
+    origin = open_source(source)
+    list_source = partial(origin.listing, wanted)
+    job = planned_job(origin, catalog, name, config, list_source=list_source, members=members, append=append)
     return job.listing, job.plan, sum(job.known(number) is not None for number in range(len(job.plan.shards)))
 
 
@@ -207,7 +209,8 @@ def pack(  # noqa: PLR0913 - what a packing is made of
     home = open_home(home).url if home else ""  # absolute: members and readers run elsewhere
     catalog.check_writable(name)
     listed_unix = clock.unix()
-    job = planned_job(origin, catalog, name, config, wanted=wanted, members=len(members), append=append)
+    list_source = partial(listed_once, catalog, name, part, origin=origin, wanted=wanted, clock=clock)
+    job = planned_job(origin, catalog, name, config, list_source=list_source, members=len(members), append=append)
     access = job.listing.access
     kept_at = open_home(home, access) if home else None
     numbers = part.shards(len(job.plan.shards)) if part is not None else range(len(job.plan.shards))
@@ -247,11 +250,8 @@ def pack(  # noqa: PLR0913 - what a packing is made of
         is_whole = not (wanted.include or job.listing.left_out or job.listing.bad_count)
         lacking, why = _lacking(kept_at, work.pieces)
         at_home = {piece.id: piece.bytes for piece in work.pieces.values() if piece.id not in lacking}
-        if kept_at is not None and (
-            stay := kept_at.readmit(list(at_home), _OtherDatasets(catalog, name, at_home))
-        ):
-            said = "%d shards at home %s, of another user, are readable by others than the source is"
-            log.warning(said, len(stay), home)
+        if kept_at is not None:
+            _readmit(kept_at, at_home, _OtherDatasets(catalog, name, at_home))
         record = PackRecord(
             source=job.source,
             plan=job.plan.digest,
@@ -260,7 +260,7 @@ def pack(  # noqa: PLR0913 - what a packing is made of
             bytes=sum(shard.payload for shard in job.plan.shards),
             shards=len(job.plan.shards),
             packed_unix=clock.unix(),
-            listed_unix=listed_unix if is_whole else 0.0,
+            listed_unix=(job.listing.listed_unix or listed_unix) if is_whole else 0.0,
             home=home if at_home else "",
             access=access,
         )
@@ -295,6 +295,13 @@ def pack(  # noqa: PLR0913 - what a packing is made of
         home_lacks=len(lacking) if home else 0,
         home_problem=line.home_problem or why,  # that of a member is in its log
     )
+
+
+def _readmit(home: PackedHome, shards: Collection[ShardId], others: _OtherDatasets) -> None:
+    """Let shards at home be read as the source is, whoever put them there."""
+    if stay := home.readmit(list(shards), others):
+        said = "%d shards at home %s, of another user, are readable by others than the source is"
+        log.warning(said, len(stay), home.url)
 
 
 class _OtherDatasets:

@@ -23,7 +23,7 @@ from deeplink.cache.errors import (
     SampleUnavailableError,
 )
 from deeplink.cache.format.access import SourceAccess
-from deeplink.cache.membership import configured_members, members_token, node_name, site_members
+from deeplink.cache.read.agents_asked import agents_asked
 from deeplink.cache.read.batch import Arenas, Batch
 from deeplink.cache.read.fallback import Fallback
 from deeplink.cache.read.local import LocalReader
@@ -41,15 +41,12 @@ from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.config import Config, load_config
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.store_place import slowness
-from deeplink.core.types import Member
-from deeplink.rpc.plain.local_socket import NO_SECRET, UNIX
-from deeplink.rpc.tokens import read_token
+from deeplink.rpc.plain.local_socket import NO_SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from deeplink.cache.format.index import Index
-    from deeplink.core.types import NodeName
 
 log = logging.getLogger(__name__)
 
@@ -409,69 +406,41 @@ class Reader:
             return own
 
     def _opened(self) -> _Process:
-        config, tally = self._config, ReadTotals()
-        node, (everyone, token) = node_name(config), self._members()
+        config, tally, asked = self._config, ReadTotals(), agents_asked(self._config)
         # A store that cannot be made must not end a training that others can serve.
         store = Store(config.store, make=False)
-        if not everyone:  # no agent looks after it
-            keep_to_budget(store, config, self._clock, staying=())
         pool_of = partial(
             MemberPool, self.index, clock=self._clock, deadline_s=config.read_deadline_ms / 1000, count=tally.count
         )
-        # The standing cache first: what it holds no agent of the job brings to the same SSD once more.
-        pools = [pool_of(there, PlainTransport(known, self._clock)) for there, known in self._standing()]
-        is_private = not (pools or everyone) and not _is_for_all(self.index.access)
-        if not pools and (here := self._node_agent(node)) is not None:
-            pools.append(pool_of((here,), PlainTransport(NO_SECRET, self._clock)))
-        if everyone:
-            pools.append(pool_of(everyone, PlainTransport(token, self._clock), node=node))
+        pools, is_private = [], False
+        if asked.standing:  # first: what it holds no agent of the job brings to the same SSD once more
+            pools.append(pool_of(asked.standing, PlainTransport(asked.standing_token, self._clock)))
+        elif asked.here is not None:
+            pools.append(pool_of((asked.here,), PlainTransport(NO_SECRET, self._clock)))
+            # An agent of another user may not have it.
+            is_private = not (asked.members or _is_for_all(self.index.access))
+        if asked.members:
+            transport = PlainTransport(asked.token, self._clock)
+            pools.append(pool_of(asked.members, transport, node=asked.node))
+        fills_itself = is_private or not asked.is_tended
+        if fills_itself:  # no agent looks after the store
+            keep_to_budget(store, config, self._clock, staying=())
         local = LocalReader(self.index, store, self._clock, always=self._config.check_every_read)
         local.shards.follow(self._leader)
         if slow := slowness(self._config.store, self.index.source):
             log.warning("dataset %s may be read slower than its files: %s", self.name, slow)
-        # Where no agent does it, or may; not into a home that nodes share, nor where the store is the slower one.
-        fills = config.fill_on_miss and (is_private or not pools) and not slow
+        # Not into a home that nodes share, nor where the store is the slower one.
+        fills = config.fill_on_miss and fills_itself and not slow
         rates = (self._config.source_bytes_per_s, self._config.source_requests_per_s)
         cap = SourceCap(TokenBucket(*(_RANK_SHARE * rate for rate in rates)), self._clock)
-        healer = Healer(store, everyone, token, self._clock, node=node, rates=rates)
+        known, is_tended = (asked.members, asked.token), asked.is_tended
+        healer = Healer(store, *known, self._clock, node=asked.node, rates=rates, is_tended=is_tended)
         fallback = Fallback(self.index, cap)
         allowed = config.step_aside and not holds_many(self.index.source)
         comparison = RawComparison(self._clock, allowed=allowed)
         return _Process(
             os.getpid(), local, tuple(pools), healer, fallback, tally, Arenas(), comparison, fills=fills
         )
-
-    def _members(self) -> tuple[tuple[Member, ...], str]:
-        """Return all members and their token; a node whose own agent is the only one goes on without it."""
-        everyone, node = configured_members(self._config), node_name(self._config)
-        try:
-            return everyone, members_token(self._config, everyone)
-        except DeepLinkError as problem:
-            if self._node_agent(node) is not None:
-                return (), ""
-            if any(member.name != node for member in everyone):
-                raise
-            log.warning("this node's own agent is not asked: %s", problem)
-            return (), ""
-
-    def _node_agent(self, node: NodeName) -> Member | None:
-        """Return the standing agent of this node, which answers every user at its socket; None where none does."""
-        path = self._config.node_socket
-        try:
-            return Member(node, f"{UNIX}{path}") if path is not None and path.is_socket() else None
-        except OSError:
-            return None
-
-    def _standing(self) -> list[tuple[tuple[Member, ...], str]]:
-        """Return the members of the standing cache and their token; a job goes on without them."""
-        file = self._config.site_token_file
-        try:
-            members = site_members(self._config)
-            return [(members, read_token(file))] if members and file is not None else []
-        except DeepLinkError as problem:
-            tell = log.warning if self._node_agent(node_name(self._config)) is None else log.info
-            tell("the standing cache is not asked: %s", problem)
-            return []
 
     def stats(self) -> ReadStats:
         """Return how this process's reads were served so far."""

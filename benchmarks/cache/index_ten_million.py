@@ -94,7 +94,10 @@ class _NamesAlone(Source):
 def _planned(work: Path, files: int) -> PackJob:
     config = Config(catalog=work / "catalog", store=work / "store", state=work / "state", shard_bytes=_SHARD_BYTES)
     catalog = Catalog(config.catalog)
-    job = planned_job(_NamesAlone(files), catalog, "names", config, wanted=EVERYTHING, members=0, append=False)
+    list_source = _NamesAlone(files).listing
+    job = planned_job(
+        _NamesAlone(files), catalog, "names", config, list_source=list_source, members=0, append=False
+    )
     job.put_aside(work)
     return job
 

@@ -1,6 +1,7 @@
 """A version packed in parts: each packer makes a run of its shards, and a merge joins what they made of the index.
 
-Every part lists the whole source and plans the whole version; they fit together where those plans are the same.
+Every part plans the whole version; they fit together where those plans are the same. The tasks of an array of jobs
+list the source once (`shared_listing`).
 A part's index lies in the catalog, in the dataset's folder `.parts`, until it is merged:
 `<plan>-<part>-of-<parts>.arrow`. What a merge makes is, byte for byte, what one packer would have made.
 """
@@ -8,6 +9,7 @@ A part's index lies in the catalog, in the dataset's folder `.parts`, until it i
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
 import tempfile
@@ -24,6 +26,8 @@ from deeplink.cache.errors import CatalogError, HomeError, IndexFormatError
 from deeplink.cache.format.index import Index
 from deeplink.cache.format.index_format import IndexContent, write_index
 from deeplink.cache.pack.plan import kept_marks, marks_of, write_marks
+from deeplink.cache.pack.shared_listing import PREFIX as LISTING
+from deeplink.cache.pack.shared_listing import shared_listing
 from deeplink.cache.source.home import open_home
 from deeplink.core.codec import from_row
 from deeplink.core.publish import DRAFT_PREFIX, published_file, write_text
@@ -36,6 +40,9 @@ if TYPE_CHECKING:
     from deeplink.cache.catalog import Catalog
     from deeplink.cache.pack.building import Piece
     from deeplink.cache.pack.plan import PackJob
+    from deeplink.cache.source.selection import Selection
+    from deeplink.cache.source.source import Listing, Source
+    from deeplink.core.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +54,14 @@ _COLUMNS = {"shard": "u4", "block": "u4", "offset": "u4", "length": "u8", "check
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of `parts` equal runs of a version's shards; `number` counts from 1."""
+    """One of `parts` equal runs of a version's shards; `number` counts from 1.
+
+    Parts of one `array` of jobs list the source once; each other part lists it itself.
+    """
 
     number: int
     parts: int
+    array: str = ""
 
     @override
     def __str__(self) -> str:
@@ -73,6 +84,17 @@ class PartRecord:
     parts: int
     version: str  # digest of its index
     placed: dict[str, tuple[str, ...]]  # per shard the nodes that hold a copy
+
+
+def listed_once(
+    catalog: Catalog, name: str, part: Part | None, *, origin: Source, wanted: Selection, clock: Clock
+) -> Listing:
+    """Return what is in a source; of a part of an array, as the first part to come found it."""
+    if part is None or not part.array:
+        return origin.listing(wanted)
+    said = f"{part.array}\n{origin.url}\n{wanted!r}".encode()
+    key = hashlib.sha256(said).hexdigest()[:40]
+    return shared_listing(catalog.root / name / _FOLDER, key, lambda: origin.listing(wanted), clock)
 
 
 def publish_part(
@@ -155,7 +177,7 @@ def merge_parts(catalog: Catalog, name: str) -> Merged:
             for one in found
             for shard, nodes in one.part.placed.items()
         }
-        for path in folder.glob(f"{record.plan}-*"):
+        for path in (*folder.glob(f"{record.plan}-*"), *folder.glob(f"{LISTING}*")):
             path.unlink(missing_ok=True)
     except OSError as problem:
         raise CatalogError(f"catalog {catalog.root}: {problem.strerror or problem}") from problem

@@ -24,13 +24,12 @@ from deeplink.cache.pack.building import Piece
 from deeplink.core.publish import published_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from deeplink.cache.catalog import Catalog, PackRecord
     from deeplink.cache.format.index import Index
     from deeplink.cache.format.index_format import IndexContent
-    from deeplink.cache.source.selection import Selection
     from deeplink.cache.source.source import Listing, Source
     from deeplink.core.config import Config
     from deeplink.core.types import ShardId, Version
@@ -278,7 +277,14 @@ class PackJob:
 
 
 def planned_job(
-    origin: Source, catalog: Catalog, name: str, config: Config, *, wanted: Selection, members: int, append: bool
+    origin: Source,
+    catalog: Catalog,
+    name: str,
+    config: Config,
+    *,
+    list_source: Callable[[], Listing],
+    members: int,
+    append: bool,
 ) -> PackJob:
     """List the source and decide what goes into which shard."""
     before = catalog.newest(name) if catalog.recorded(name) else None
@@ -286,7 +292,7 @@ def planned_job(
     record = catalog.record(name, before) if before else None
     if append:
         _check_base(name, origin, index)
-    listing = origin.listing(wanted)
+    listing = list_source()
     if append and index is not None:
         return _appended(origin, listing, index, config.shard_bytes)
     plan = _planned(origin.url, listing, config.shard_bytes, members, record)

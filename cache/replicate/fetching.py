@@ -224,9 +224,13 @@ class Healer:
         *,
         node: NodeName | None = None,
         rates: tuple[float, float] = (_SOURCE_BYTES_PER_S, _SOURCE_REQUESTS_PER_S),
+        is_tended: bool = False,
     ) -> None:
-        """`rates` are the most bytes and requests per second that are asked of a source."""
-        has_others = any(member.name != node for member in members)
+        """`rates` are the most bytes and requests per second that are asked of a source.
+
+        On a node that is tended by an agent of its own, home and source are left to that where there are others.
+        """
+        has_others = is_tended and any(member.name != node for member in members)
         most = min(rates[0], _SOURCE_BYTES_PER_S), min(rates[1], _SOURCE_REQUESTS_PER_S)
         cap = None if has_others else SourceCap(TokenBucket(*most), clock)
         self._fetcher = Fetcher(store, token, clock, node=node, cap=cap, uses_home=not has_others)

@@ -35,6 +35,7 @@ class Listing:
     bad: Mapping[str, str] = field(default_factory=dict)  # per file that cannot be packed, and was skipped, why
     bad_count: int = 0  # all such files: `bad` has the first 10,000
     access: str = ""  # who may read all of them (`SourceAccess`); empty: that is not known
+    listed_unix: float = 0.0  # before they were listed; 0: that was not noted
 
     def __len__(self) -> int:
         return len(self.keys)

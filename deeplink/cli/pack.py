@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import Counter
 from itertools import islice
 from pathlib import PurePosixPath
@@ -147,7 +148,7 @@ class _PartType(click.ParamType["Part"]):
             self.fail(f"{value!r} is not I/N such as 3/8", param, ctx)
         if not 1 <= int(number) <= int(parts) <= _MOST_PARTS:
             self.fail(f"{value!r}: parts are numbered from 1 to N, {_MOST_PARTS:,} at most", param, ctx)
-        return Part(int(number), int(parts))
+        return Part(int(number), int(parts), os.environ.get("SLURM_ARRAY_JOB_ID", ""))
 
 
 source_options = grouped(

@@ -121,6 +121,15 @@ def test_after_one_pack_nobody_reads_the_source(cluster: Sandbox, story: str) ->
     assert all(home == 0 for (_, epoch), said in found.items() if epoch == 3 for _, _, home, _ in said), found
 
 
+def test_an_array_of_packers_lists_the_source_once(cluster: Sandbox) -> None:
+    output = played(cluster, "packed_in_parts")
+    assert re.findall(r"digits, part (\d) of 4", output) == ["1", "2", "3", "4"], output
+    assert "listings: 1\n" in output
+    assert "of 4 parts" in output
+    assert "left: 0\n" in output
+    assert not sources_of(told_epochs(output)), output
+
+
 def test_a_bucket_is_read_once(cluster: Sandbox) -> None:
     env = {"PYTHONPATH": f"{sys.prefix}/s3"}  # what S3's driver needs is not of the versions that other tests have
     server = cluster.spawn(CTL, [sys.executable, "-m", "moto.server", "-H", "0.0.0.0", "-p", "5000"], env=env)
@@ -155,6 +164,9 @@ def test_another_user_reads_what_the_source_lets_him_and_no_more(cluster: Sandbo
     assert not sources_of(found), output
     # The agent brings what its node lacks while the first epochs run.
     assert found["n1 task 0", 6] == [(0, FILES, 0, 0)], output
+    # Where there is no agent the reader does that itself, for its own store.
+    assert found["n3 task 0", 6] == [(FILES, 0, 0, 0)], output
+    assert "the members are not asked" in output
     assert "do not let this user read it" in output
     assert re.search(r"^refused: SampleForbiddenError .*Permission denied", output, re.MULTILINE), output
     assert not list(cluster.ssd("n1").glob(f"store-{other.pw_name}/*.mdb"))

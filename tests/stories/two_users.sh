@@ -44,6 +44,8 @@ done
 as "$first" "$site" deeplink pack digits digits
 as "$first" "$site" deeplink pack secret secret
 as "$second" "$site/other" srun -N1 -w n1 --overlap python "$site/epochs.py" digits 6
+# No agent runs on n3, and the token of the others is not the second user's to read.
+as "$second" "$site/other" srun -N1 -w n3 --overlap python "$site/epochs.py" digits 6
 cat >other/secret.py <<'SECRET'
 import deeplink
 

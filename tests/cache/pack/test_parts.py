@@ -3,43 +3,55 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import random
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.errors import CatalogError, IndexFormatError
+from deeplink.cache.errors import CatalogError, IndexFormatError, SourceError
 from deeplink.cache.pack.parts import Part, merge_parts
 from deeplink.cache.pack.plan import marks_of
+from deeplink.cache.pack.shared_listing import _read, shared_listing
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
+from deeplink.cache.source.local_source import LocalSource
+from deeplink.cache.source.selection import Selection
+from deeplink.cache.source.source import Listing
+from deeplink.core.clock import ManualClock, SystemClock
 from deeplink.core.config import Config
+from deeplink.core.descriptors import try_lock
 from tests.cache.agents import config_below, write_tree
+from tests.waiting import LIMIT_S
 
 
-def in_parts(source: Path, config: Config, parts: int, **options: object) -> None:
+def in_parts(source: Path, config: Config, parts: int, array: str = "", **options: object) -> None:
     numbers = list(range(1, parts + 1))
     random.Random(parts).shuffle(numbers)  # noqa: S311 - test data
     for number in numbers:
         # Each on a node of its own.
         there = dataclasses.replace(config, store=config.store / str(number))
-        result = pack(str(source), "it", config=there, part=Part(number, parts), **options)  # type: ignore[arg-type]
+        result = pack(str(source), "it", config=there, part=Part(number, parts, array), **options)  # type: ignore[arg-type]
         assert result.version == ""
         assert result.read_files == result.files
 
 
+@pytest.mark.parametrize("array", ["", "17"])
 @pytest.mark.parametrize("parts", [1, 3, 40])
 def test_parts_make_what_one_packer_makes(
-    source: Path, config: Config, files: dict[str, bytes], tmp_path: Path, parts: int
+    source: Path, config: Config, files: dict[str, bytes], parts: int, array: str
 ) -> None:
-    config = dataclasses.replace(config, shard_bytes=50_000)
+    tmp_path, config = config.catalog.parent, dataclasses.replace(config, shard_bytes=50_000)
     other = config_below(tmp_path / "other", shard_bytes=50_000)
     home = str(tmp_path / "home")
     whole = pack(str(source), "it", config=other, home=home)
     assert 3 < whole.shards < 40
-    in_parts(source, config, parts, home=home)
+    in_parts(source, config, parts, array, home=home)
     catalog = Catalog(config.catalog)
     assert catalog.names() == []
     merged = merge_parts(catalog, "it")
@@ -94,3 +106,87 @@ def test_a_damaged_part_is_not_merged(source: Path, config: Config) -> None:
     with pytest.raises(IndexFormatError):
         merge_parts(Catalog(config.catalog), "it")
     assert Catalog(config.catalog).names() == []
+
+
+def test_an_array_lists_its_source_once_and_what_else_is_packed_lists_it_again(
+    source: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[float] = []
+    listing = LocalSource.listing
+
+    def counted(self: LocalSource, wanted: Selection) -> Listing:
+        listed.append(time.time())
+        return listing(self, wanted)
+
+    monkeypatch.setattr(LocalSource, "listing", counted)
+    in_parts(source, config, 4, "17")
+    assert len(listed) == 1
+    record = json.loads(next((config.catalog / "it" / ".parts").glob("*-4-of-4.json")).read_text())["pack"]
+    assert record["listed_unix"] <= listed[0]  # it is as old as the listing, whenever the part was packed
+    write_tree(source, {"one/more": b"x"})
+    pack(str(source), "it", config=config, part=Part(1, 4, "17"))  # of the array: what was there when it began
+    assert len(listed) == 1
+    assert merge_parts(Catalog(config.catalog), "it").parts == 4
+    assert list((config.catalog / "it" / ".parts").iterdir()) == []
+    pack(str(source), "it", config=config, part=Part(1, 1, "18"), wanted=Selection(include=("one/",)))
+    pack(str(source), "it", config=config, part=Part(1, 1, "18"))
+    pack(str(source), "it", config=config, part=Part(1, 1))
+    assert len(listed) == 4
+
+
+@pytest.mark.parametrize("how", ["damaged", "another user's", "for all to write to", "linked"])
+def test_a_listing_that_may_not_be_trusted_is_made_again(source: Path, config: Config, how: str) -> None:
+    if how == "another user's" and os.geteuid() != 0:
+        pytest.skip("acts as other users")
+    pack(str(source), "it", config=config, part=Part(1, 2, "17"))
+    (shared,) = (config.catalog / "it" / ".parts").glob("listing-*.npz")
+    if how == "damaged":
+        shared.write_bytes(shared.read_bytes()[:-200])
+    elif how == "another user's":
+        os.chown(shared, 54_321, -1)
+    elif how == "for all to write to":
+        shared.chmod(0o666)
+    else:
+        shared.symlink_to(shared.rename(shared.with_name("elsewhere")))
+    (source / "one").mkdir()
+    (source / "one" / "more").write_bytes(b"x")
+    pack(str(source), "it", config=config, part=Part(2, 2, "17"))
+    with pytest.raises(CatalogError, match="are of 2 packings"):
+        merge_parts(Catalog(config.catalog), "it")
+    assert _read(shared) is not None
+
+
+def test_who_lists_is_waited_for_and_one_that_ends_without_a_listing_is_not(source: Path, tmp_path: Path) -> None:
+    origin, begun, go_on = LocalSource(str(source)), threading.Event(), threading.Event()
+    found: list[Listing] = []
+
+    def slowly() -> Listing:
+        begun.set()
+        assert go_on.wait(LIMIT_S)
+        return origin.listing()
+
+    def never() -> Listing:
+        raise AssertionError("two listed")
+
+    first = threading.Thread(target=lambda: found.append(shared_listing(tmp_path, "k", slowly, SystemClock())))
+    first.start()
+    assert begun.wait(LIMIT_S)
+    second = threading.Thread(target=lambda: found.append(shared_listing(tmp_path, "k", never, SystemClock())))
+    second.start()
+    go_on.set()
+    first.join(LIMIT_S)
+    second.join(LIMIT_S)
+    assert [list(one.keys) for one in found] == [list(origin.listing().keys)] * 2
+
+    def fails() -> Listing:
+        raise SourceError("x", "it cannot be listed")
+
+    with pytest.raises(SourceError):
+        shared_listing(tmp_path, "other", fails, SystemClock())
+    assert len(shared_listing(tmp_path, "other", origin.listing, SystemClock())) == len(found[0])
+    lock = os.open(tmp_path / "listing-held.lock", os.O_RDWR | os.O_CREAT)
+    assert try_lock(lock)
+    try:  # whoever holds it takes too long
+        assert len(shared_listing(tmp_path, "held", origin.listing, ManualClock())) == len(found[0])
+    finally:
+        os.close(lock)
