@@ -23,7 +23,7 @@ say = @printf '%-9s %s\n' $(1) $(2)
 # What a shell happens to export must not change what is installed or imported.
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE PIP_REQUIRE_VIRTUALENV
 
-.PHONY: help demo test test-cluster fresh test-faults check thorough static lint types layers grammar near whole bench-cache bench-scheduler bench-watchdog format picture reference house proto proto-check wheel venv venv-dev slurm test-tools clean
+.PHONY: help demo test test-cluster fresh test-faults check thorough static lint types layers grammar near whole bench-cache bench-scheduler bench-watchdog bench-console format picture reference house proto proto-check wheel venv venv-dev slurm test-tools clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -95,6 +95,9 @@ bench-scheduler: venv slurm  ## measure the scheduler; ARGS="--quick --only plac
 
 bench-watchdog: venv slurm  ## measure faults beside stock Slurm; ARGS="--quick --only node-killed-spare,leaf-cut"; build/bench/watchdog.json
 	@$(BIN)/python -m benchmarks.watchdog $(ARGS)
+
+bench-console: venv  ## measure the operator's page: CPU, memory, bytes and answers; ARGS="--seconds 60"; build/bench/console.json
+	@$(BIN)/python -m benchmarks.console $(ARGS)
 
 $(PEERS)/.ready: benchmarks/requirements.txt
 	@mkdir -p build && .ci/python-venv $(PYTHON) $(PEERS)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from itertools import groupby
+from enum import Enum
 from typing import TYPE_CHECKING
 
+from deeplink.console.curve import Point, drawn, finite, rate
 from deeplink.console.nodes import NodeRole
-from deeplink.core import process_metrics
 from deeplink.scheduler.jobs.picture import release_of
 from deeplink.scheduler.recovery.records import Phase
 from deeplink.scheduler.slurm.states import JobState
@@ -19,87 +19,52 @@ if TYPE_CHECKING:
 
     from deeplink.console.collect import Readings
     from deeplink.core.types import Attempt
-    from deeplink.scheduler.recovery.records import AttemptRecord, JobRecord, ProgressPoint
+    from deeplink.scheduler.recovery.records import AttemptRecord, JobRecord
     from deeplink.scheduler.slurm.parse import JobRow
 
-MOST_POINTS = 600
-_RATE_POINTS = 32
 FRESH_S = 15.0
 """A launcher sends a heartbeat each second; after so long without one its report of the phase does not count."""
-MOST_JOBS = 200  # jobs on the page; what the others do on which node is shown all the same
+MOST_JOBS = 200  # jobs that every page is told of; the others are asked for, page by page
 _HUES = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One report, reduced to the metric that is drawn."""
+class Mood(Enum):
+    """Gravity of what is shown."""
 
-    attempt: Attempt
-    step: int
-    unix: float
-    value: float
-
-
-CurvePoint = tuple[int, float | None, int]
-"""Step, value (None: not a number, or infinite), index of the attempt."""
+    BAD = "bad"
+    WARN = "warn"
+    GOOD = "good"
+    UNKNOWN = "unknown"
+    CALM = "calm"
+    DONE = "done"
 
 
-def drawn(reports: Sequence[ProgressPoint]) -> tuple[str, tuple[Point, ...]]:
-    """Return the metric that is drawn (`loss`, else the first by name), and rank 0's points of it."""
-    named = {name for report in reports for name in report.metrics if not name.startswith(process_metrics.PREFIX)}
-    metric = "loss" if "loss" in named or not named else min(named)
-    return metric, tuple(
-        Point(report.attempt, report.step, report.unix, report.metrics[metric])
-        for report in reports
-        if report.rank == 0 and metric in report.metrics
-    )
+_BY_PHASE = {
+    Phase.STARTING.value: ("starting", Mood.CALM),
+    Phase.RUNNING.value: ("running", Mood.GOOD),
+    Phase.RECOVERING.value: ("recovering", Mood.WARN),
+    Phase.STRANDED.value: ("stranded", Mood.BAD),
+    Phase.SUCCEEDED.value: ("succeeded", Mood.DONE),
+    Phase.FAILED.value: ("failed", Mood.BAD),
+}
+_BAD_ENDS = {"FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
+_ENDED = {"succeeded", "failed", "completed", "cancelled", *(end.lower().replace("_", " ") for end in _BAD_ENDS)}
 
 
-def thin(points: Sequence[Point], order: Sequence[object]) -> tuple[CurvePoint, ...]:
-    """Return at most about `MOST_POINTS` of the points: of each stretch the least and the greatest, never an end.
-
-    The stretch is a power of two, so that more points leave what was drawn as it is until it doubles.
-    """
-    stretch = 1
-    while 2 * len(points) / stretch > MOST_POINTS and stretch < len(points):
-        stretch *= 2
-    index = {attempt: number for number, attempt in enumerate(order)}
-    kept: list[CurvePoint] = []
-    for attempt, run in groupby(points, key=lambda point: point.attempt):
-        if attempt in index:
-            kept.extend(_thin_run(list(run), stretch, index[attempt]))
-    return tuple(kept)
-
-
-def _thin_run(run: list[Point], stretch: int, attempt: int) -> list[CurvePoint]:
-    chosen: dict[int, None] = {0: None}
-    for start in range(0, len(run), stretch):
-        window = range(start, min(start + stretch, len(run)))
-        strange = [at for at in window if not math.isfinite(run[at].value)]
-        finite = [at for at in window if math.isfinite(run[at].value)]
-        if finite:
-            chosen[min(finite, key=lambda at: run[at].value)] = None
-            chosen[max(finite, key=lambda at: run[at].value)] = None
-        if strange:
-            chosen[strange[0]] = None
-    chosen[len(run) - 1] = None
-    return [(run[at].step, _finite(run[at].value), attempt) for at in sorted(chosen)]
-
-
-def _finite(value: float) -> float | None:
-    # Six digits are more than a screen shows, and half the bytes.
-    return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def rate(points: Sequence[Point]) -> float | None:
-    """Return steps per second over the newest reports of the newest attempt; None without two of them."""
-    if not points:
-        return None
-    newest = points[-1].attempt
-    recent = [point for point in points[-_RATE_POINTS:] if point.attempt == newest]
-    seconds = recent[-1].unix - recent[0].unix
-    steps = recent[-1].step - recent[0].step
-    return steps / seconds if seconds > 0 and steps > 0 else None
+def condition(phase: str, slurm_state: str, remedy: str) -> tuple[str, Mood]:
+    """Return a job's state in a word: held first, then what its launcher says, then what Slurm says."""
+    if remedy:
+        return "held", Mood.WARN
+    if phase in _BY_PHASE:
+        return _BY_PHASE[phase]
+    if not slurm_state:
+        return "unknown", Mood.UNKNOWN
+    word = slurm_state.lower().replace("_", " ")
+    if slurm_state in _BAD_ENDS:
+        return word, Mood.BAD
+    if slurm_state in {"COMPLETED", "CANCELLED"}:
+        return word, Mood.DONE
+    return word, Mood.GOOD if slurm_state == "RUNNING" else Mood.CALM
 
 
 def repeated(spans: Sequence[tuple[int, int]]) -> int:
@@ -155,46 +120,37 @@ class JobView:
     heard_unix: float = 0.0
     hue: int  # which of the page's colours; 0: none
 
+    @property
+    def condition(self) -> tuple[str, Mood]:
+        """Its state in a word, and how grave that is."""
+        return condition(self.phase, self.slurm_state, self.remedy)
 
-@dataclass(frozen=True, slots=True)
-class CurveView:
-    """The curve of a job."""
-
-    metric: str
-    points: tuple[CurvePoint, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A job and its curve (None: it sends no reports)."""
-
-    view: JobView
-    curve: CurveView | None
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.condition[0] in _ENDED
 
 
-def job_views(readings: Readings) -> tuple[Drawn, ...]:
+def job_views(readings: Readings) -> tuple[JobView, ...]:
     """Return every job on record, and those of Slurm that have not ended: the most telling first."""
     # Of tasks that have not started, which share an id, a held one is shown: it needs somebody.
     rows = {int(row.id): row for row in sorted(readings.slurm.jobs, key=lambda row: bool(release_of(row)))}
     watched = [_watched(record, rows.get(record.job), readings) for record in readings.journal.jobs]
-    have = {made.view.id for made in watched}
+    have = {made.id for made in watched}
     waiting = Counter(row.id for row in readings.slurm.jobs if row.shares_id)
     others = [
-        Drawn(_unwatched(row, waiting[row.id]), None)
-        for row in rows.values()
-        if row.id not in have and not row.state.final
+        _unwatched(row, waiting[row.id]) for row in rows.values() if row.id not in have and not row.state.final
     ]
     return tuple(sorted([*watched, *others], key=_weight, reverse=True))
 
 
-def _weight(made: Drawn) -> tuple[bool, bool, bool, int]:
-    return bool(made.view.remedy), made.view.watched, made.view.slurm_state == JobState.RUNNING.value, made.view.id
+def _weight(job: JobView) -> tuple[bool, bool, bool, int]:
+    return bool(job.remedy), job.watched, job.slurm_state == JobState.RUNNING.value, job.id
 
 
-def _watched(record: JobRecord, row: JobRow | None, readings: Readings) -> Drawn:
+def _watched(record: JobRecord, row: JobRow | None, readings: Readings) -> JobView:
     newest = record.newest
-    reports = readings.journal.curves.get(record.job, ())
-    metric, points = drawn(reports)
+    points: tuple[Point, ...] = drawn(readings.journal.reports.get(record.job, ()))[1]
     spans = [
         (each.first_step, each.last_step)
         for each in record.attempts
@@ -202,7 +158,7 @@ def _watched(record: JobRecord, row: JobRow | None, readings: Readings) -> Drawn
     ]
     lost = _lost(newest, row, readings)
     over = newest.phase.ended or lost
-    view = JobView(
+    return JobView(
         id=record.job,
         label=row.label if row else record.label,
         remedy=release_of(row) if row else "",
@@ -227,7 +183,6 @@ def _watched(record: JobRecord, row: JobRow | None, readings: Readings) -> Drawn
         heard_unix=round(newest.beat_unix, 1),
         hue=0 if newest.phase.ended else 1 + record.job % _HUES,
     )
-    return Drawn(view, CurveView(metric, thin(points, [each.attempt for each in record.attempts])))
 
 
 def _lost(newest: AttemptRecord, row: JobRow | None, readings: Readings) -> bool:
@@ -273,14 +228,14 @@ def _unwatched(row: JobRow, tasks: int) -> JobView:
 
 
 def _number(value: float) -> float | str:
-    finite = _finite(value)
-    return finite if finite is not None else "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    known = finite(value)
+    return known if known is not None else "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
-def seats(jobs: Iterable[Drawn]) -> dict[str, NodeRole]:
+def seats(jobs: Iterable[JobView]) -> dict[str, NodeRole]:
     """Return what each node is used for; a job that reports its ranks goes before one that Slurm alone knows."""
     found: dict[str, NodeRole] = {}
-    for job in (made.view for made in jobs):
+    for job in jobs:
         if job.watched and job.phase in {Phase.STARTING.value, Phase.RUNNING.value, Phase.RECOVERING.value}:
             for name, ranks in _ranks(job).items():
                 found[name] = NodeRole(job.id, ranks, watched=True)
