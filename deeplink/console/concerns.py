@@ -142,7 +142,7 @@ def headline(
         says += [one.title for one in some[:MOST_NAMED]]
         if len(some) > MOST_NAMED:
             says.append(f"{counted(len(some) - MOST_NAMED, f'more {kind.more}')}")
-    running = sum(job.condition[0] == "running" for job in jobs)
+    running = sum(job.word == "running" for job in jobs)
     if not says:
         says = [f"all {len(nodes)} nodes well" if nodes else "no nodes known"]
     mood = next((worst for worst in (Mood.BAD, Mood.WARN) if any(one.mood is worst for one in found)), Mood.GOOD)
@@ -152,7 +152,7 @@ def headline(
 
 def _of_jobs(jobs: Iterable[JobView]) -> Iterator[Concern]:
     for job in jobs:
-        word, place = job.condition[0], f"jobs/{job.id}"
+        word, place = job.word, f"jobs/{job.id}"
         if word == "stranded":
             yield Concern(
                 key=f"stranded-{job.id}",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from deeplink.console.curve import Point, drawn, finite, rate
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from deeplink.console.collect import Readings
+    from deeplink.console.memo import Memo
     from deeplink.core.types import Attempt
-    from deeplink.scheduler.recovery.records import AttemptRecord, JobRecord
+    from deeplink.scheduler.recovery.records import AttemptRecord, JobRecord, ProgressPoint
     from deeplink.scheduler.slurm.parse import JobRow
 
 FRESH_S = 15.0
@@ -120,43 +122,50 @@ class JobView:
     heard_unix: float = 0.0
     hue: int  # which of the page's colours; 0: none
 
-    @property
-    def condition(self) -> tuple[str, Mood]:
-        """Its state in a word, and how grave that is."""
-        return condition(self.phase, self.slurm_state, self.remedy)
+    word: str = field(init=False)  # its state in a word
+    mood: Mood = field(init=False)  # how grave that is
+    over: bool = field(init=False)  # whether it has ended
 
-    @property
-    def over(self) -> bool:
-        """Whether it has ended."""
-        return self.condition[0] in _ENDED
+    def __post_init__(self) -> None:
+        """Put its state into a word, once: lists are sorted by it."""
+        word, mood = condition(self.phase, self.slurm_state, self.remedy)
+        for name, value in (("word", word), ("mood", mood), ("over", word in _ENDED)):
+            object.__setattr__(self, name, value)
 
 
-def job_views(readings: Readings) -> tuple[JobView, ...]:
+def job_views(readings: Readings, memo: Memo) -> tuple[JobView, ...]:
     """Return every job on record, and those of Slurm that have not ended: the most telling first."""
     # Of tasks that have not started, which share an id, a held one is shown: it needs somebody.
     rows = {int(row.id): row for row in sorted(readings.slurm.jobs, key=lambda row: bool(release_of(row)))}
-    watched = [_watched(record, rows.get(record.job), readings) for record in readings.journal.jobs]
+    reports = readings.journal.reports
+    watched = []
+    for record in readings.journal.jobs:
+        row = rows.get(record.job)
+        parts = record, row, reports.get(record.job, ()), _lost(record.newest, row, readings.unix)
+        watched.append(memo.of("job", record.job, parts, _watched))
     have = {made.id for made in watched}
     waiting = Counter(row.id for row in readings.slurm.jobs if row.shares_id)
     others = [
         _unwatched(row, waiting[row.id]) for row in rows.values() if row.id not in have and not row.state.final
     ]
-    return tuple(sorted([*watched, *others], key=_weight, reverse=True))
+    return tuple(sorted([*watched, *others], key=_weight))
 
 
-def _weight(job: JobView) -> tuple[bool, bool, bool, int]:
-    return bool(job.remedy), job.watched, job.slurm_state == JobState.RUNNING.value, job.id
+_GRAVITY = {mood: place for place, mood in enumerate(Mood)}
 
 
-def _watched(record: JobRecord, row: JobRow | None, readings: Readings) -> JobView:
+def _weight(job: JobView) -> tuple[bool, bool, int, bool, int]:
+    return job.over, not job.remedy, _GRAVITY[job.mood], not job.watched, -job.id
+
+
+def _watched(record: JobRecord, row: JobRow | None, reports: tuple[ProgressPoint, ...], lost: bool) -> JobView:  # noqa: FBT001 - a part
     newest = record.newest
-    points: tuple[Point, ...] = drawn(readings.journal.reports.get(record.job, ()))[1]
+    points: tuple[Point, ...] = drawn(reports)[1]
     spans = [
         (each.first_step, each.last_step)
         for each in record.attempts
         if each.first_step is not None and each.last_step is not None
     ]
-    lost = _lost(newest, row, readings)
     over = newest.phase.ended or lost
     return JobView(
         id=record.job,
@@ -185,7 +194,7 @@ def _watched(record: JobRecord, row: JobRow | None, readings: Readings) -> JobVi
     )
 
 
-def _lost(newest: AttemptRecord, row: JobRow | None, readings: Readings) -> bool:
+def _lost(newest: AttemptRecord, row: JobRow | None, now: float) -> bool:
     """Tell whether the launcher's last report no longer counts.
 
     It fell silent, Slurm knows of the job's end, or of its return to the queue: then its run ended, not the job.
@@ -194,7 +203,7 @@ def _lost(newest: AttemptRecord, row: JobRow | None, readings: Readings) -> bool
         return row is not None and (row.state is JobState.PENDING or bool(release_of(row)))
     if row is not None and row.state.final:
         return True
-    return readings.unix - newest.beat_unix > FRESH_S
+    return now - newest.beat_unix > FRESH_S
 
 
 def _called(attempt: Attempt, record: JobRecord) -> str:
@@ -212,6 +221,7 @@ def _attempt(each: AttemptRecord, record: JobRecord) -> AttemptView:
     )
 
 
+@lru_cache(16_384)
 def _unwatched(row: JobRow, tasks: int) -> JobView:
     return JobView(
         id=row.id,

@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from deeplink.console.jobs import Mood
 from deeplink.core.errors import DeepLinkError
 
 if TYPE_CHECKING:
@@ -76,12 +75,11 @@ def paged(rows: Sequence[Any], page: int, name: str, size: int = PAGE) -> dict[s
     return {name: list(rows[(page - 1) * size : page * size]), "found": len(rows), "page": page, "pages": pages}
 
 
-_GRAVITY = {mood: place for place, mood in enumerate(Mood)}
 _SORTS: dict[str, Callable[[JobView], Any]] = {
     "id": lambda job: job.id,
     "name": lambda job: job.name.lower(),
     "user": lambda job: job.user.lower(),
-    "state": lambda job: job.condition[0],
+    "state": lambda job: job.word,
     "nodes": lambda job: len(job.nodes),
     "step": lambda job: job.step,
     "rate": lambda job: job.rate,
@@ -93,8 +91,8 @@ _SORTS: dict[str, Callable[[JobView], Any]] = {
 def select_jobs(jobs: Iterable[JobView], asked: Query, plain: Callable[[JobView], Any]) -> dict[str, Any]:
     """Return a page of the jobs asked for, as `plain` makes them, with the count of each state."""
     others = [job for job in jobs if _fits(job, asked)]
-    states = Counter(job.condition[0] for job in others)
-    found = [job for job in others if asked.state in {"", job.condition[0]}]
+    states = Counter(job.word for job in others)
+    found = [job for job in others if asked.state in {"", job.word}]
     if asked.sort not in {"", *_SORTS}:
         raise QueryError(f"jobs cannot be sorted by {asked.sort[:40]!r}", remedy=f"By these: {', '.join(_SORTS)}.")
     made = paged(_ordered(found, asked), asked.page, "jobs")
@@ -109,9 +107,8 @@ def _fits(job: JobView, asked: Query) -> bool:
 
 
 def _ordered(jobs: list[JobView], asked: Query) -> list[JobView]:
-    if not asked.sort:  # what needs somebody first, and the newest of them
-        ordered = sorted(jobs, key=lambda job: (job.over, not job.remedy, _GRAVITY[job.condition[1]], -job.id))
-        return ordered[::-1] if asked.turned else ordered
+    if not asked.sort:  # as they come: what needs somebody first, and the newest of them
+        return jobs[::-1] if asked.turned else jobs
     by = _SORTS[asked.sort]
     known = [job for job in jobs if by(job) is not None]
     return sorted(known, key=by, reverse=asked.turned) + [job for job in jobs if by(job) is None]
@@ -123,34 +120,32 @@ def search(text: str, document: Mapping[str, Any], jobs: Sequence[JobView]) -> l
     if not text:
         return []
     hits = [
-        (_closeness(text, word), {"what": what, "name": name, "about": about, "place": place})
+        (_closeness(text, words), {"what": what, "name": name, "about": about, "place": place})
         for what, name, about, place, words in _named(document, jobs)
-        for word in [min(words, key=lambda one: _closeness(text, one))]
-        if text in word.lower()
+        if text in words.lower()
     ]
     return [hit for _, hit in sorted(hits, key=lambda one: (one[0], one[1]["what"], len(one[1]["name"])))][
         :MOST_HITS
     ]
 
 
-def _closeness(text: str, word: str) -> int:
-    place = word.lower().find(text)
-    return 4 if place < 0 else 0 if word.lower() == text else 1 if place == 0 else 2
+def _closeness(text: str, words: str) -> int:
+    found = words.lower().split("\n")
+    return 0 if text in found else 1 if any(word.startswith(text) for word in found) else 2
 
 
-def _named(
-    document: Mapping[str, Any], jobs: Sequence[JobView]
-) -> Iterable[tuple[str, str, str, str, tuple[str, ...]]]:
+def _named(document: Mapping[str, Any], jobs: Sequence[JobView]) -> Iterable[tuple[str, str, str, str, str]]:
+    """Yield what it is, its name, something about it, its place, and the words that it is found by, one a line."""
     for name, node in document["nodes"].items():
-        yield "node", name, node["health"], f"fabric?leaf={node['switch']}&node={name}", (name,)
+        yield "node", name, node["health"], f"fabric?leaf={node['switch']}&node={name}", name
     for job in jobs:
-        about = " · ".join(filter(None, (job.name, job.user, job.condition[0])))
-        yield "job", job.label, about, f"jobs/{job.id}", (job.label, str(job.id), job.name)
+        about = " · ".join(filter(None, (job.name, job.user, job.word)))
+        yield "job", job.label, about, f"jobs/{job.id}", f"{job.label}\n{job.id}\n{job.name}"
     for user, count in Counter(job.user for job in jobs if job.user).items():
-        yield "user", user, f"{count} job{'s' * (count > 1)}", f"jobs?user={user}", (user,)
+        yield "user", user, f"{count} job{'s' * (count > 1)}", f"jobs?user={user}", user
     for row in document["datasets"].values():
         if row["newest"]:
-            yield "dataset", row["name"], row["source"], f"cache?dataset={row['name']}", (row["name"],)
+            yield "dataset", row["name"], row["source"], f"cache?dataset={row['name']}", row["name"]
     for row in document["incidents"].values():
         about = " · ".join(filter(None, (row["kind"], row["node"], row["outcome"])))
         yield (
@@ -158,5 +153,5 @@ def _named(
             str(row["number"]),
             about,
             f"incidents/{row['number']}",
-            (str(row["number"]), row["kind"]),
+            f"{row['number']}\n{row['kind']}",
         )

@@ -20,6 +20,7 @@ from deeplink.console.app import build_app
 from deeplink.console.datasets import CATALOG_PERIOD_S
 from deeplink.console.feed import Feed
 from deeplink.console.journal_queries import JournalQueries
+from deeplink.console.memo import Memo
 from deeplink.console.nodes import ShownHealth
 from deeplink.console.snapshot import ConsoleSnapshot, build
 from deeplink.core.admission import Admission, ConnectionBounds
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from deeplink.console.collect import Collector
+    from deeplink.console.feed import Document
     from deeplink.console.request_guard import Access
 
 _LEAVE_S = 0.5
@@ -242,7 +244,8 @@ class Console:
         self._collector = collector
         self._stop = threading.Event()
         self._news = threading.Event()
-        first = build(collector.readings())
+        self._memo = Memo()
+        first = build(collector.readings(), self._memo)
         self.feed = Feed(first.document(), first.jobs)
         self.failure: BaseException | None = None
         self.failed: Callable[[], None] = self.feed.close
@@ -284,15 +287,17 @@ class Console:
     def _build(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._stop.is_set():
             self._news.clear()
-            made = build(self._collector.readings())
+            made = build(self._collector.readings(), self._memo)
             measure(made)
-            loop.call_soon_threadsafe(self._publish, made)
-            self._news.wait(self._collector.settings.interval_s)
+            loop.call_soon_threadsafe(self._publish, made, made.document(self._memo))
+            # Slurm's answer is the time to look; the clock is where that takes long, or where it is not asked.
+            slurm = self._collector.settings.slurm
+            self._news.wait(self._collector.settings.interval_s * (1.5 if slurm else 1.0))
         self._collector.close()
 
-    def _publish(self, made: ConsoleSnapshot) -> None:
+    def _publish(self, made: ConsoleSnapshot, document: Document) -> None:
         try:
-            self.feed.publish(made.document(), made.jobs)
+            self.feed.publish(document, made.jobs)
         except Exception as problem:  # noqa: BLE001 - handed on to `serve`, which raises it
             self._fail(problem)
 

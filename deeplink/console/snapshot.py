@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from deeplink.console.concerns import Concern, Headline, concerns, headline, listed
 from deeplink.console.jobs import MOST_JOBS, JobView, job_views, seats
+from deeplink.console.memo import Memo
 from deeplink.console.nodes import NodeView, SwitchView, node_views, switch_views
 from deeplink.scheduler.journal.incident_json import cost
 from deeplink.scheduler.recovery.records import Incident, IncidentOutcome
@@ -36,31 +37,41 @@ class ConsoleSnapshot:
     incidents: tuple[Incident, ...]
     datasets: tuple[DatasetView, ...]
 
-    def document(self) -> Document:
-        """Return the snapshot as JSON has it: tables keyed by name or id, so that changes can be named."""
+    def document(self, memo: Memo | None = None) -> Document:
+        """Return the snapshot as JSON has it: tables keyed by name or id, so that changes can be named.
+
+        Where `memo` is that of the look before, rows that stayed as they were are the very same objects.
+        """
+        known = memo or Memo()
         return {
             "schema": 1,
             "unix": self.unix,
             "interval_s": self.interval_s,
             "cluster": self.cluster,
             "jobs_known": len(self.jobs),
-            "running": sum(job.condition[0] == "running" for job in self.jobs),
+            "running": sum(job.word == "running" for job in self.jobs),
             "headline": _plain(self.headline),
             "concerns": {each.key: {**_plain(each), "order": order} for order, each in enumerate(self.concerns)},
             "sources": {each.name: {**_plain(each), "order": order} for order, each in enumerate(self.sources)},
             "switches": {each.name: _plain(each) for each in self.switches},
-            "nodes": {each.name: _plain(each) for each in self.nodes},
-            "jobs": {str(each.id): job_row(each) for each in self.jobs[:MOST_JOBS]},
-            "incidents": {each.id: incident_row(each) for each in self.incidents},
+            "nodes": {each.name: known.of("node row", each.name, (each,), _plain) for each in self.nodes},
+            "jobs": {
+                str(each.id): known.of("job row", each.id, (each,), job_row) for each in self.jobs[:MOST_JOBS]
+            },
+            "incidents": {
+                each.id: known.of("incident row", each.id, (each,), incident_row) for each in self.incidents
+            },
             "datasets": {each.key: _plain(each) for each in self.datasets},
         }
 
 
-def build(readings: Readings) -> ConsoleSnapshot:
-    """Return what the page shows for these readings."""
-    jobs = job_views(readings)
+def build(readings: Readings, memo: Memo | None = None) -> ConsoleSnapshot:
+    """Return what the page shows for these readings; `memo`: what was made at the last look."""
+    memo = memo or Memo()
+    memo.look()
+    jobs = job_views(readings, memo)
     switches = switch_views(readings)
-    nodes = node_views(readings, seats(jobs), switches)
+    nodes = node_views(readings, seats(jobs), switches, memo)
     found = concerns(readings, nodes, jobs)
     opened = sum(each.outcome is IncidentOutcome.OPEN for each in readings.journal.incidents)
     return ConsoleSnapshot(
@@ -79,9 +90,8 @@ def build(readings: Readings) -> ConsoleSnapshot:
 
 
 def job_row(each: JobView) -> dict[str, Any]:
-    """Return a job as JSON has it, with its state in a word and how grave that is."""
-    word, mood = each.condition
-    return {**_plain(each), "word": word, "mood": mood.value, "over": each.over}
+    """Return a job as JSON has it."""
+    return _plain(each)
 
 
 def incident_row(each: Incident) -> dict[str, Any]:
@@ -100,11 +110,16 @@ def incident_row(each: Incident) -> dict[str, Any]:
     }
 
 
+_SIMPLE = (str, int, float)
+
+
 def _plain(value: Any) -> dict[str, Any]:
-    return {field.name: _json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return {name: _json(getattr(value, name)) for name in value.__dataclass_fields__}
 
 
 def _json(value: Any) -> Any:
+    if value is None or isinstance(value, _SIMPLE):
+        return value
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple):
