@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MOST_NAMED = 2  # of a kind in the page's first line
 MOST_OF_A_KIND = 20  # in the list
 MOST_REASONS = 3
+LONGEST_NAMES = 60  # characters of folded names; more than that is counted
 HEARD_S = 3 * KEEP_S  # so long after the last report on record, the watchdog hears no sender
 STANDING_S = 86_400.0  # a standing agent that was last heard longer ago was removed
 
@@ -290,10 +291,15 @@ def _reasons(nodes: Sequence[NodeView]) -> str:
     for node in nodes:
         by_reason[node.reason or node.state or "no reason known"].append(node.name)
     told = sorted(by_reason.items(), key=lambda one: -len(one[1]))
-    said = [f"{fold(names)}: {reason}" for reason, names in told[:MOST_REASONS]]
+    said = [f"{_named(names)}: {reason}" for reason, names in told[:MOST_REASONS]]
     if len(told) > MOST_REASONS:
         said.append(f"{len(told) - MOST_REASONS} more reasons")
     return "; ".join(said)
+
+
+def _named(names: list[str]) -> str:
+    folded = fold(names)
+    return folded if len(folded) <= LONGEST_NAMES else counted(len(names), "node")
 
 
 def _unheard(readings: Readings) -> Iterator[Concern]:

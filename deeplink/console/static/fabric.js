@@ -1,10 +1,11 @@
 // The fabric: the switch tree with a tile per node; beyond a hundred nodes a row of cells per leaf, and one leaf's tiles.
 
-import { bytes, chips, el, glyph, keyed, put, say, setGlyph } from "./dom.js";
+import { bytes, chips, el, glyph, keyed, put, say, setGlyph, whole } from "./dom.js";
 import { changed, choose, link } from "./route.js";
 import { WORDS, drawSwitches, explain, jobHue, sick, stateWord, treeOf } from "./tiles.js";
 
 const TILES_UPTO = 128; // nodes that are shown as tiles at once
+const ROW = 40; // cells of a row; a leaf with more has several
 const COLOURS = ["health", "job", "cache"];
 
 function legend() {
@@ -80,7 +81,7 @@ export class Fabric {
     this.leaves.hidden = !this.tree.hidden;
     if (this.tree.hidden) this.drawLeaves(tree);
     else drawSwitches(this.tree, leaf ? [leaf] : tree.kids(""), tree, state, now, (node) => this.aside(node));
-    say(this.count, nodes.length ? `${nodes.length} nodes, ${nodes.filter(sick).length || "none"} not well` : "no nodes known");
+    say(this.count, nodes.length ? `${whole(nodes.length)} nodes, ${whole(nodes.filter(sick).length)} not well` : "no nodes known");
     const focused = this.tree.querySelector(".tile[tabindex='0']");
     const first = focused || this.tree.querySelector(".tile");
     if (first) this.rove(first);
@@ -116,7 +117,7 @@ export class Fabric {
     const found = nodes.filter((node) => node.findings.length).length;
     const items = Object.keys(WORDS).filter((health) => tally.has(health)).map((health) => [health, WORDS[health], tally.get(health)]);
     if (found) items.push(["findings", "findings", found]);
-    chips(this.bar, "Nodes in this state stand out", items.map(([key, text, count]) => ({ text, count, on: key === on, href: changed({ health: key === on ? "" : key }) })));
+    chips(this.bar, "Nodes in this state stand out", items.map(([key, text, count]) => ({ text, count: whole(count), on: key === on, href: changed({ health: key === on ? "" : key }) })));
     this.colours.hidden = !many || Boolean(leaf);
     const by = this.asked.get("colour") || "health";
     chips(this.colours, "What the colour of a cell means", COLOURS.map((colour) => ({ text: `by ${colour}`, on: colour === by, href: changed({ colour: colour === "health" ? "" : colour }) })));
@@ -152,6 +153,7 @@ export class Fabric {
     const print = nodes.map((node) => `${node.name}${node.health}${node.unfit}${shade(node)}${this.aside(node)}`).join();
     if (box.dataset.print === print) return;
     box.dataset.print = print;
+    box.style.gridTemplateColumns = `repeat(${Math.min(nodes.length, ROW)}, minmax(0, 9px))`;
     box.replaceChildren(...nodes.map((node) => {
       const cell = el("i", this.aside(node) ? "cell aside" : "cell");
       cell.dataset.node = node.name;

@@ -1,6 +1,6 @@
 // What needs a hand, the most urgent first, with the evidence and the command to copy; else that all is well.
 
-import { ago, command, el, keyed, put, say, setGlyph, fillCommand } from "./dom.js";
+import { ago, command, el, fillCommand, keyed, put, say, setGlyph, whole } from "./dom.js";
 
 const GLYPHS = { bad: "down", warn: "silent" };
 
@@ -34,7 +34,7 @@ export class Now {
     const checked = answered.length ? Math.min(...answered.filter((each) => each.period_s < 30).map((each) => each.at_unix)) : 0;
     const looked = Number.isFinite(checked) && checked ? `checked ${ago(checked, now)}` : "nothing checked yet";
     const nodes = Object.keys(state.nodes).length;
-    const well = `${nodes ? `All well: ${nodes} nodes, ${state.running} job${state.running === 1 ? "" : "s"} running` : "Nothing needs a hand"}; ${looked}.`;
+    const well = `${nodes ? `All well: ${whole(nodes)} nodes, ${whole(state.running)} job${state.running === 1 ? "" : "s"} running` : "Nothing needs a hand"}; ${looked}.`;
     put(this.root, "data-empty", found.length ? null : answered.length ? well : "Nothing is known yet: no source has answered.");
     put(this.root, "data-well", found.length || !answered.length ? null : "yes");
     say(this.count, found.length ? `${found.length} thing${found.length === 1 ? "" : "s"}, the most urgent first; ${looked}` : looked);

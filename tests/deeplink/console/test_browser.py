@@ -216,7 +216,7 @@ def test_incidents_are_filtered_and_one_is_told_whole(
     assert "detected 1.5 s" in newest.text
     newest.find_element(By.CSS_SELECTOR, "summary").send_keys(Keys.ENTER)
     eventually(lambda: "<img src=x onerror=alert(1)>" in newest.text)  # shown as text, not as a page
-    assert "1 incident open" in texts(browser, "#headline")[0]
+    eventually(lambda: "1 incident open" in texts(browser, "#headline")[0])
     eventually(lambda: "first sign of it" in newest.text)
     assert texts(browser, ".incident:first-child .i-course li")[-1].startswith("+1.5 sdetected: node-dead")
     living.record_moment("21.0.0-node-dead-n5", now + 2.0, "its agent was asked")
