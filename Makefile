@@ -23,7 +23,7 @@ say = @printf '%-9s %s\n' $(1) $(2)
 # What a shell happens to export must not change what is installed or imported.
 unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE PIP_REQUIRE_VIRTUALENV
 
-.PHONY: help demo test test-cluster fresh test-faults check thorough static lint types layers grammar near whole bench-cache bench-scheduler bench-watchdog storm format picture reference house proto proto-check wheel venv venv-dev slurm test-tools clean
+.PHONY: help demo test test-cluster fresh test-faults check thorough static lint types layers grammar near whole bench-cache bench-scheduler bench-watchdog bench-console storm format picture reference house proto proto-check wheel venv venv-dev slurm test-tools clean
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -99,6 +99,9 @@ bench-watchdog: venv slurm  ## measure faults beside stock Slurm; ARGS="--quick 
 storm: venv slurm  ## cases of faults drawn from a seed, on a real Slurm; MINUTES=60 SEED=7, or one: CASE="2+0 none; ..."
 	@$(BIN)/python tests/nothing_left.py $(BIN)/python -m benchmarks.storm --minutes $(or $(MINUTES),60) \
 	    --seed $(or $(SEED),7) $(if $(CASE),--case "$(CASE)") $(ARGS)
+
+bench-console: venv  ## measure the operator's page: CPU, memory, bytes and answers; ARGS="--seconds 60"; build/bench/console.json
+	@$(BIN)/python -m benchmarks.console $(ARGS)
 
 $(PEERS)/.ready: benchmarks/requirements.txt
 	@mkdir -p build && .ci/python-venv $(PYTHON) $(PEERS)

@@ -55,21 +55,26 @@ def command(
     if as_json and (bind or token_file or allow_host or open_page):
         raise click.UsageError("--json serves no page: leave --bind, --token-file, --allow-host and --open out")
     from deeplink.console.collect import Collector, ConsoleSettings
+    from deeplink.console.journal_queries import JournalQueries
     from deeplink.console.snapshot import build
     from deeplink.rpc.tokens import read_token
     from deeplink.scheduler.journal.journal import default_journal
 
     config = load_config()
     journal = journal or default_journal(config.state)
-    collector = Collector(ConsoleSettings(journal=journal, interval_s=interval, slurm=not no_slurm))
+    settings = ConsoleSettings(journal=journal, interval_s=interval, slurm=not no_slurm, catalog=config.catalog)
+    collector = Collector(settings)
     if as_json:
         with closing(collector):
             collector.refresh_slurm()
+            collector.refresh_datasets()
             document = build(collector.readings()).document()
+        history = JournalQueries(journal)
+        document["curves"] = {job: curve for job in document["jobs"] if (curve := history.curve(int(job)))}
         click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
         return
     try:
-        from deeplink.console.app import Access
+        from deeplink.console.request_guard import Access
         from deeplink.console.serve import run
     except ModuleNotFoundError as missing:
         raise DeepLinkError(

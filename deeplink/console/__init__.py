@@ -1,4 +1,4 @@
 """The operator health console.
 
-Other packages import: `app`, `collect`, `serve`, `snapshot`.
+Other packages import: `collect`, `journal_queries`, `request_guard`, `serve`, `snapshot`.
 """

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from deeplink.console.datasets import DatasetReader
+from deeplink.console.sources import FactSource, SourceState
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.metrics import CONSOLE_QUERIES, CONSOLE_QUERY_SECONDS, CONSOLE_READ, CONSOLE_UP
-from deeplink.scheduler.journal.incident_json import whole_document
 from deeplink.scheduler.journal.journal import Journal, JournalMissingError
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.client import Slurm
@@ -19,46 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from deeplink.console.datasets import DatasetView
     from deeplink.scheduler.recovery.records import Incident, JobRecord, NodeRecord, ProgressPoint
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow, SwitchRow
 
 QUERY_S = 5.0  # Slurm's own clients wait 9 s for a dead controller; the page wants to know sooner
 SLOW_PERIOD_S = 60.0  # the switch tree and the cluster's name change with slurm.conf only
-MOST_CURVES = 50
 MOST_INCIDENTS = 200
-MOST_WATCHED = 200
-
-
-class SourceState(Enum):
-    """State of a source of facts."""
-
-    OK = "ok"
-    FAILING = "failing"  # the last question was not answered; older facts may still be shown, with their age
-    WAITING = "waiting"  # not answered yet
-    OFF = "off"  # it is not asked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactSource:
-    """A source of facts."""
-
-    name: str
-    title: str  # on the page; sources with one title are shown as one
-    state: SourceState
-    period_s: float  # how often it is asked
-    at_unix: float = 0.0  # when it last answered; 0: never
-    problem: str = ""
-    remedy: str = ""
-
-    def answered(self, unix: float) -> FactSource:
-        """Return it after a good answer."""
-        return replace(self, state=SourceState.OK, at_unix=unix, problem="", remedy="")
-
-    def failed(self, problem: DeepLinkError) -> FactSource:
-        """Return it after a question that was not answered."""
-        said = str(problem).strip().splitlines()
-        # Slurm's commands end with what was fatal; the lines before are its way there.
-        return replace(self, state=SourceState.FAILING, problem=said[-1] if said else "", remedy=problem.remedy)
+MOST_FRESH = 200  # jobs heard of last: read whenever somebody wrote; older ones change seldom
+MOST_WATCHED = 10_000
+REPORTS_S = 900.0  # of a job's reports those of its last quarter of an hour tell its loss and its pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +43,10 @@ class SlurmFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalFacts:
-    """Contents of the journal: the newest jobs and incidents, and per job the reports of its rank 0."""
+    """Contents of the journal: jobs, the newest incidents, and the last reports of jobs that go on."""
 
     jobs: tuple[JobRecord, ...] = ()
-    curves: Mapping[int, tuple[ProgressPoint, ...]] = field(default_factory=dict)
+    reports: Mapping[int, tuple[ProgressPoint, ...]] = field(default_factory=dict)
     nodes: tuple[NodeRecord, ...] = ()
     incidents: tuple[Incident, ...] = ()
 
@@ -90,6 +60,7 @@ class Readings:
     sources: tuple[FactSource, ...]
     slurm: SlurmFacts = SlurmFacts()
     journal: JournalFacts = field(default_factory=JournalFacts)
+    datasets: tuple[DatasetView, ...] = ()
 
     def source(self, name: str) -> FactSource:
         """Return one source."""
@@ -103,6 +74,7 @@ class ConsoleSettings:
     journal: Path
     interval_s: float = 2.0
     slurm: bool = True
+    catalog: Path | None = None  # of the datasets; None: it is not read
 
 
 def bounded_run(argv: Sequence[str], /, *, timeout_s: float = QUERY_S) -> str:
@@ -175,7 +147,9 @@ class JournalReader:
         self._file = 0
         self._revision = -1
         self._facts = JournalFacts()
-        self._curves: dict[int, tuple[object, tuple[ProgressPoint, ...]]] = {}
+        self._reports: dict[int, tuple[object, tuple[ProgressPoint, ...]]] = {}
+        self._older: tuple[JobRecord, ...] = ()
+        self._next_older = 0.0
         self._source = FactSource(
             name="journal", title="journal", state=SourceState.WAITING, period_s=settings.interval_s
         )
@@ -206,14 +180,18 @@ class JournalReader:
         revision = journal.revision()
         if revision == self._revision:
             return self._facts
-        jobs = journal.jobs(limit=MOST_WATCHED)
+        fresh = journal.jobs(limit=MOST_FRESH)
+        if len(fresh) == MOST_FRESH and self._clock.monotonic() >= self._next_older:
+            self._older = journal.jobs(limit=MOST_WATCHED)
+            self._next_older = self._clock.monotonic() + SLOW_PERIOD_S
+        have = {record.job for record in fresh}
         facts = JournalFacts(
-            jobs=jobs,
-            curves={record.job: self._curve(journal, record) for record in jobs[:MOST_CURVES]},
+            jobs=(*fresh, *(record for record in self._older if record.job not in have)),
+            reports={record.job: self._of(journal, record) for record in fresh},
             nodes=journal.nodes(),
             incidents=journal.incidents(limit=MOST_INCIDENTS),
         )
-        self._curves = {job: kept for job, kept in self._curves.items() if job in facts.curves}
+        self._reports = {job: kept for job, kept in self._reports.items() if job in facts.reports}
         self._revision = revision
         return facts
 
@@ -228,12 +206,13 @@ class JournalReader:
             self._journal, self._file = Journal(self._path, read_only=True), file
         return self._journal
 
-    def _curve(self, journal: Journal, record: JobRecord) -> tuple[ProgressPoint, ...]:
+    def _of(self, journal: Journal, record: JobRecord) -> tuple[ProgressPoint, ...]:
         print_ = tuple((each.attempt, each.last_step, each.last_step_unix) for each in record.attempts)
-        known = self._curves.get(record.job)
+        known = self._reports.get(record.job)
         if known is None or known[0] != print_:
-            known = (print_, journal.points(record.job))
-            self._curves[record.job] = known
+            last = max((each.last_step_unix for each in record.attempts), default=0.0)
+            known = (print_, journal.points(record.job, after_unix=last - REPORTS_S) if last else ())
+            self._reports[record.job] = known
         return known[1]
 
 
@@ -256,6 +235,8 @@ class Collector:
         self._clock = clock or SystemClock()
         self._slurm = SlurmReader(settings, self._clock, slurm or Slurm(bounded_run))
         self._journal = JournalReader(settings, self._clock)
+        self._datasets = DatasetReader(settings.catalog, self._clock)
+        self.refresh_datasets = self._datasets.refresh
 
     def refresh_slurm(self) -> None:
         """Ask Slurm, unless the settings forbid it."""
@@ -266,22 +247,15 @@ class Collector:
         """Return what is known now: the journal as it is, Slurm as it last answered."""
         journal, journal_source = self._journal.refresh()
         slurm, sources = self._slurm.facts()
+        datasets, catalog = self._datasets.facts()
         return Readings(
             unix=self._clock.unix(),
             interval_s=self.settings.interval_s,
-            sources=(*sources, journal_source),
+            sources=(*sources, journal_source, catalog),
             slurm=slurm,
             journal=journal,
+            datasets=datasets,
         )
-
-    def incident(self, name: str) -> dict[str, Any] | None:
-        """Return all that is on record of the incident of this number or id, or None; from any thread."""
-        # A connection of its own: it is asked for seldom, and must not wait for, nor hold up, what the page shows.
-        with Journal(self.settings.journal, read_only=True) as journal:
-            hit = journal.incident(name)
-            if hit is None:
-                return None
-            return whole_document(hit, journal.actions(incident=hit.id), journal.stacks(hit.id))
 
     def close(self) -> None:
         """Close the journal."""

@@ -7,6 +7,7 @@ snapshot. So memory does not grow with the browsers, nor with their slowness.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import secrets
 from collections import deque
@@ -15,19 +16,22 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
+
+    from deeplink.console.jobs import JobView
 
 Document = dict[str, Any]
 
 SHELF = 32  # changes kept for browsers that lag or come back; at the default interval a minute
 MOST_CLIENTS = 128
 HEARTBEAT_S = 10.0
-TABLES = ("switches", "nodes", "jobs", "incidents", "sources")
-META = ("unix", "cluster", "interval_s", "headline", "jobs_known")
+PACKED_LEVEL = 5
+TABLES = ("concerns", "switches", "nodes", "jobs", "incidents", "datasets", "sources")
+META = ("unix", "cluster", "interval_s", "headline", "jobs_known", "running")
 
 
 def change(old: Document, new: Document) -> Document:
-    """Return what turns `old` into `new`: changed fields of changed things, keys of things gone, new curve points.
+    """Return what turns `old` into `new`: changed fields of changed things, keys of things gone.
 
     >>> before = {"seq": 1, "unix": 5.0, "nodes": {"n0": {"state": "idle", "gpus": 2}}}
     >>> after = {"seq": 2, "unix": 6.0, "nodes": {"n0": {"state": "down", "gpus": 2}}}
@@ -49,8 +53,6 @@ def change(old: Document, new: Document) -> Document:
         "meta": {"seq": new["seq"], **_fields(_meta(old), _meta(new))},
         "set": set_,
         "gone": gone,
-        "curves": _curves(old.get("curves", {}), new.get("curves", {})),
-        "curves_gone": [job for job in old.get("curves", {}) if job not in new.get("curves", {})],
     }
 
 
@@ -59,23 +61,9 @@ def _meta(document: Document) -> Document:
 
 
 def _fields(old: Document, new: Document) -> Document:
+    if old is new:
+        return {}
     return {key: value for key, value in new.items() if key not in old or old[key] != value}
-
-
-def _curves(old: Document, new: Document) -> Document:
-    changes = {}
-    for job, curve in new.items():
-        had = old.get(job)
-        if had == curve:
-            continue
-        points = curve["points"]
-        before = had["points"] if had and had["metric"] == curve["metric"] else []
-        keep = next(
-            (at for at, (a, b) in enumerate(zip(before, points, strict=False)) if a != b),
-            min(len(before), len(points)),
-        )
-        changes[job] = {"metric": curve["metric"], "keep": keep, "points": points[keep:]}
-    return changes
 
 
 def encode(value: object) -> bytes:
@@ -98,6 +86,7 @@ class Frame:
 
     run: str
     document: Document
+    jobs: Sequence[JobView]  # all of them; the document has the most telling
     change: bytes
 
     @property
@@ -105,23 +94,33 @@ class Frame:
         """Number of the frame, counting from 1 since this console started."""
         return int(self.document["seq"])
 
+    @property
+    def id(self) -> str:
+        """Name of the frame: what an event stream goes on after."""
+        return f"{self.run}-{self.seq}"
+
     @cached_property
     def whole(self) -> bytes:
         """The snapshot as one event; made when first asked for."""
-        return event("snapshot", f"{self.run}-{self.seq}", self.body)
+        return event("snapshot", self.id, self.body)
 
     @cached_property
     def body(self) -> bytes:
         """The snapshot as JSON."""
-        return encode(self.document)
+        return encode({**self.document, "id": self.id})
+
+    @cached_property
+    def packed(self) -> bytes:
+        """The same, compressed: once for however many ask."""
+        return gzip.compress(self.body, PACKED_LEVEL)
 
 
 class Feed:
     """The shelf of frames and those who wait at it. Use it from one event loop only."""
 
-    def __init__(self, first: Document) -> None:
+    def __init__(self, first: Document, jobs: Sequence[JobView] = ()) -> None:
         self._run = secrets.token_hex(4)  # a browser's Last-Event-ID of another run means nothing here
-        self._latest = Frame(self._run, {**first, "seq": 1}, b"")
+        self._latest = Frame(self._run, {**first, "seq": 1}, jobs, b"")
         self._shelf: deque[Frame] = deque([self._latest], maxlen=SHELF)
         self._wake = asyncio.Event()
         self._closing = False
@@ -142,12 +141,12 @@ class Feed:
         """Whether no more may follow."""
         return self._closing or self._clients >= MOST_CLIENTS
 
-    def publish(self, document: Document) -> None:
+    def publish(self, document: Document, jobs: Sequence[JobView] = ()) -> None:
         """Put a snapshot on the shelf and wake everyone who waits."""
         old = self._latest
         new = {**document, "seq": old.seq + 1}
         delta = event("change", f"{self._run}-{new['seq']}", encode(change(old.document, new)))
-        self._latest = Frame(self._run, new, delta)
+        self._latest = Frame(self._run, new, jobs, delta)
         self._shelf.append(self._latest)
         self._wake_all()
 

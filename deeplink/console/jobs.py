@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from deeplink.console.curve import Point, drawn, finite, rate
 from deeplink.console.nodes import NodeRole
-from deeplink.core import process_metrics
 from deeplink.scheduler.jobs.picture import release_of
 from deeplink.scheduler.recovery.records import Phase
 from deeplink.scheduler.slurm.states import JobState
@@ -18,88 +19,54 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from deeplink.console.collect import Readings
+    from deeplink.console.memo import Memo
     from deeplink.core.types import Attempt
     from deeplink.scheduler.recovery.records import AttemptRecord, JobRecord, ProgressPoint
     from deeplink.scheduler.slurm.parse import JobRow
 
-MOST_POINTS = 600
-_RATE_POINTS = 32
 FRESH_S = 15.0
 """A launcher sends a heartbeat each second; after so long without one its report of the phase does not count."""
-MOST_JOBS = 200  # jobs on the page; what the others do on which node is shown all the same
+MOST_JOBS = 200  # jobs that every page is told of; the others are asked for, page by page
 _HUES = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One report, reduced to the metric that is drawn."""
+class Mood(Enum):
+    """Gravity of what is shown."""
 
-    attempt: Attempt
-    step: int
-    unix: float
-    value: float
-
-
-CurvePoint = tuple[int, float | None, int]
-"""Step, value (None: not a number, or infinite), index of the attempt."""
+    BAD = "bad"
+    WARN = "warn"
+    GOOD = "good"
+    UNKNOWN = "unknown"
+    CALM = "calm"
+    DONE = "done"
 
 
-def drawn(reports: Sequence[ProgressPoint]) -> tuple[str, tuple[Point, ...]]:
-    """Return the metric that is drawn (`loss`, else the first by name), and rank 0's points of it."""
-    named = {name for report in reports for name in report.metrics if not name.startswith(process_metrics.PREFIX)}
-    metric = "loss" if "loss" in named or not named else min(named)
-    return metric, tuple(
-        Point(report.attempt, report.step, report.unix, report.metrics[metric])
-        for report in reports
-        if report.rank == 0 and metric in report.metrics
-    )
+_BY_PHASE = {
+    Phase.STARTING.value: ("starting", Mood.CALM),
+    Phase.RUNNING.value: ("running", Mood.GOOD),
+    Phase.RECOVERING.value: ("recovering", Mood.WARN),
+    Phase.STRANDED.value: ("stranded", Mood.BAD),
+    Phase.SUCCEEDED.value: ("succeeded", Mood.DONE),
+    Phase.FAILED.value: ("failed", Mood.BAD),
+}
+_BAD_ENDS = {"FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
+_ENDED = {"succeeded", "failed", "completed", "cancelled", *(end.lower().replace("_", " ") for end in _BAD_ENDS)}
 
 
-def thin(points: Sequence[Point], order: Sequence[object]) -> tuple[CurvePoint, ...]:
-    """Return at most about `MOST_POINTS` of the points: of each stretch the least and the greatest, never an end.
-
-    The stretch is a power of two, so that more points leave what was drawn as it is until it doubles.
-    """
-    stretch = 1
-    while 2 * len(points) / stretch > MOST_POINTS and stretch < len(points):
-        stretch *= 2
-    index = {attempt: number for number, attempt in enumerate(order)}
-    kept: list[CurvePoint] = []
-    for attempt, run in groupby(points, key=lambda point: point.attempt):
-        if attempt in index:
-            kept.extend(_thin_run(list(run), stretch, index[attempt]))
-    return tuple(kept)
-
-
-def _thin_run(run: list[Point], stretch: int, attempt: int) -> list[CurvePoint]:
-    chosen: dict[int, None] = {0: None}
-    for start in range(0, len(run), stretch):
-        window = range(start, min(start + stretch, len(run)))
-        strange = [at for at in window if not math.isfinite(run[at].value)]
-        finite = [at for at in window if math.isfinite(run[at].value)]
-        if finite:
-            chosen[min(finite, key=lambda at: run[at].value)] = None
-            chosen[max(finite, key=lambda at: run[at].value)] = None
-        if strange:
-            chosen[strange[0]] = None
-    chosen[len(run) - 1] = None
-    return [(run[at].step, _finite(run[at].value), attempt) for at in sorted(chosen)]
-
-
-def _finite(value: float) -> float | None:
-    # Six digits are more than a screen shows, and half the bytes.
-    return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def rate(points: Sequence[Point]) -> float | None:
-    """Return steps per second over the newest reports of the newest attempt; None without two of them."""
-    if not points:
-        return None
-    newest = points[-1].attempt
-    recent = [point for point in points[-_RATE_POINTS:] if point.attempt == newest]
-    seconds = recent[-1].unix - recent[0].unix
-    steps = recent[-1].step - recent[0].step
-    return steps / seconds if seconds > 0 and steps > 0 else None
+def condition(phase: str, slurm_state: str, remedy: str) -> tuple[str, Mood]:
+    """Return a job's state in a word: held first, then what its launcher says, then what Slurm says."""
+    if remedy:
+        return "held", Mood.WARN
+    if phase in _BY_PHASE:
+        return _BY_PHASE[phase]
+    if not slurm_state:
+        return "unknown", Mood.UNKNOWN
+    word = slurm_state.lower().replace("_", " ")
+    if slurm_state in _BAD_ENDS:
+        return word, Mood.BAD
+    if slurm_state in {"COMPLETED", "CANCELLED"}:
+        return word, Mood.DONE
+    return word, Mood.GOOD if slurm_state == "RUNNING" else Mood.CALM
 
 
 def repeated(spans: Sequence[tuple[int, int]]) -> int:
@@ -155,54 +122,52 @@ class JobView:
     heard_unix: float = 0.0
     hue: int  # which of the page's colours; 0: none
 
+    word: str = field(init=False)  # its state in a word
+    mood: Mood = field(init=False)  # how grave that is
+    over: bool = field(init=False)  # whether it has ended
 
-@dataclass(frozen=True, slots=True)
-class CurveView:
-    """The curve of a job."""
-
-    metric: str
-    points: tuple[CurvePoint, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A job and its curve (None: it sends no reports)."""
-
-    view: JobView
-    curve: CurveView | None
+    def __post_init__(self) -> None:
+        """Put its state into a word, once: lists are sorted by it."""
+        word, mood = condition(self.phase, self.slurm_state, self.remedy)
+        for name, value in (("word", word), ("mood", mood), ("over", word in _ENDED)):
+            object.__setattr__(self, name, value)
 
 
-def job_views(readings: Readings) -> tuple[Drawn, ...]:
+def job_views(readings: Readings, memo: Memo) -> tuple[JobView, ...]:
     """Return every job on record, and those of Slurm that have not ended: the most telling first."""
     # Of tasks that have not started, which share an id, a held one is shown: it needs somebody.
     rows = {int(row.id): row for row in sorted(readings.slurm.jobs, key=lambda row: bool(release_of(row)))}
-    watched = [_watched(record, rows.get(record.job), readings) for record in readings.journal.jobs]
-    have = {made.view.id for made in watched}
+    reports = readings.journal.reports
+    watched = []
+    for record in readings.journal.jobs:
+        row = rows.get(record.job)
+        parts = record, row, reports.get(record.job, ()), _lost(record.newest, row, readings.unix)
+        watched.append(memo.of("job", record.job, parts, _watched))
+    have = {made.id for made in watched}
     waiting = Counter(row.id for row in readings.slurm.jobs if row.shares_id)
     others = [
-        Drawn(_unwatched(row, waiting[row.id]), None)
-        for row in rows.values()
-        if row.id not in have and not row.state.final
+        _unwatched(row, waiting[row.id]) for row in rows.values() if row.id not in have and not row.state.final
     ]
-    return tuple(sorted([*watched, *others], key=_weight, reverse=True))
+    return tuple(sorted([*watched, *others], key=_weight))
 
 
-def _weight(made: Drawn) -> tuple[bool, bool, bool, int]:
-    return bool(made.view.remedy), made.view.watched, made.view.slurm_state == JobState.RUNNING.value, made.view.id
+_GRAVITY = {mood: place for place, mood in enumerate(Mood)}
 
 
-def _watched(record: JobRecord, row: JobRow | None, readings: Readings) -> Drawn:
+def _weight(job: JobView) -> tuple[bool, bool, int, bool, int]:
+    return job.over, not job.remedy, _GRAVITY[job.mood], not job.watched, -job.id
+
+
+def _watched(record: JobRecord, row: JobRow | None, reports: tuple[ProgressPoint, ...], lost: bool) -> JobView:  # noqa: FBT001 - a part
     newest = record.newest
-    reports = readings.journal.curves.get(record.job, ())
-    metric, points = drawn(reports)
+    points: tuple[Point, ...] = drawn(reports)[1]
     spans = [
         (each.first_step, each.last_step)
         for each in record.attempts
         if each.first_step is not None and each.last_step is not None
     ]
-    lost = _lost(newest, row, readings)
     over = newest.phase.ended or lost
-    view = JobView(
+    return JobView(
         id=record.job,
         label=row.label if row else record.label,
         remedy=release_of(row) if row else "",
@@ -227,10 +192,9 @@ def _watched(record: JobRecord, row: JobRow | None, readings: Readings) -> Drawn
         heard_unix=round(newest.beat_unix, 1),
         hue=0 if newest.phase.ended else 1 + record.job % _HUES,
     )
-    return Drawn(view, CurveView(metric, thin(points, [each.attempt for each in record.attempts])))
 
 
-def _lost(newest: AttemptRecord, row: JobRow | None, readings: Readings) -> bool:
+def _lost(newest: AttemptRecord, row: JobRow | None, now: float) -> bool:
     """Tell whether the launcher's last report no longer counts.
 
     It fell silent, Slurm knows of the job's end, or of its return to the queue: then its run ended, not the job.
@@ -239,7 +203,7 @@ def _lost(newest: AttemptRecord, row: JobRow | None, readings: Readings) -> bool
         return row is not None and (row.state is JobState.PENDING or bool(release_of(row)))
     if row is not None and row.state.final:
         return True
-    return readings.unix - newest.beat_unix > FRESH_S
+    return now - newest.beat_unix > FRESH_S
 
 
 def _called(attempt: Attempt, record: JobRecord) -> str:
@@ -257,6 +221,7 @@ def _attempt(each: AttemptRecord, record: JobRecord) -> AttemptView:
     )
 
 
+@lru_cache(16_384)
 def _unwatched(row: JobRow, tasks: int) -> JobView:
     return JobView(
         id=row.id,
@@ -273,14 +238,14 @@ def _unwatched(row: JobRow, tasks: int) -> JobView:
 
 
 def _number(value: float) -> float | str:
-    finite = _finite(value)
-    return finite if finite is not None else "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    known = finite(value)
+    return known if known is not None else "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
-def seats(jobs: Iterable[Drawn]) -> dict[str, NodeRole]:
+def seats(jobs: Iterable[JobView]) -> dict[str, NodeRole]:
     """Return what each node is used for; a job that reports its ranks goes before one that Slurm alone knows."""
     found: dict[str, NodeRole] = {}
-    for job in (made.view for made in jobs):
+    for job in jobs:
         if job.watched and job.phase in {Phase.STARTING.value, Phase.RUNNING.value, Phase.RECOVERING.value}:
             for name, ranks in _ranks(job).items():
                 found[name] = NodeRole(job.id, ranks, watched=True)

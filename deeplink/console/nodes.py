@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from deeplink.core.finding import Severity
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from deeplink.console.collect import Readings
+    from deeplink.console.memo import Memo
     from deeplink.scheduler.recovery.records import NodeRecord
     from deeplink.scheduler.slurm.parse import NodeRow, SwitchRow
 
@@ -117,7 +119,7 @@ def slurm_health(row: NodeRow) -> ShownHealth:
 
 
 def node_views(
-    readings: Readings, seats: Mapping[str, NodeRole], switches: Sequence[SwitchView]
+    readings: Readings, seats: Mapping[str, NodeRole], switches: Sequence[SwitchView], memo: Memo
 ) -> tuple[NodeView, ...]:
     """Return every node that Slurm or the journal knows, in natural order."""
     rows = {str(row.name): row for row in readings.slurm.nodes}
@@ -128,7 +130,8 @@ def node_views(
     for order, name in enumerate(sorted({*rows, *agents, *seats}, key=natural)):
         leaf = leaf_of.get(name, OUTSIDE)
         switch = leaf if leaf in known else OUTSIDE
-        views.append(_view(order, name, switch, rows.get(name), agents.get(name), seats.get(name)))
+        parts = (order, name, switch, rows.get(name), agents.get(name), seats.get(name))
+        views.append(memo.of("node", name, parts, _view))
     return tuple(views)
 
 
@@ -172,6 +175,7 @@ def _health(row: NodeRow | None, agent: NodeRecord | None, seat: NodeRole | None
     return health, reason
 
 
+@lru_cache(16_384)
 def natural(name: str) -> list[tuple[int, str]]:
     """Return what sorts n2 before n10.
 

@@ -17,7 +17,10 @@ from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from deeplink.console.app import build_app
+from deeplink.console.datasets import CATALOG_PERIOD_S
 from deeplink.console.feed import Feed
+from deeplink.console.journal_queries import JournalQueries
+from deeplink.console.memo import Memo
 from deeplink.console.nodes import ShownHealth
 from deeplink.console.snapshot import ConsoleSnapshot, build
 from deeplink.core.admission import Admission, ConnectionBounds
@@ -34,9 +37,9 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from deeplink.console.app import Access
     from deeplink.console.collect import Collector
     from deeplink.console.feed import Document
+    from deeplink.console.request_guard import Access
 
 _LEAVE_S = 0.5
 STUCK_MS = 20_000
@@ -241,7 +244,9 @@ class Console:
         self._collector = collector
         self._stop = threading.Event()
         self._news = threading.Event()
-        self.feed = Feed(build(collector.readings()).document())
+        self._memo = Memo()
+        first = build(collector.readings(), self._memo)
+        self.feed = Feed(first.document(), first.jobs)
         self.failure: BaseException | None = None
         self.failed: Callable[[], None] = self.feed.close
 
@@ -249,12 +254,13 @@ class Console:
     async def collecting(self) -> AsyncIterator[None]:
         """Collect while the context lasts. The threads are daemons: a Slurm command that hangs delays no exit."""
         loop = asyncio.get_running_loop()
-        asking, building = [
+        works = {"slurm": self._ask_slurm, "build": lambda: self._build(loop), "catalog": self._read_catalog}
+        asking, building, catalog = [
             threading.Thread(target=self._guarded, args=(loop, work), name=f"console-{name}", daemon=True)
-            for name, work in (("slurm", self._ask_slurm), ("build", lambda: self._build(loop)))
+            for name, work in works.items()
         ]
-        asking.start()
-        building.start()
+        for thread in (asking, building, catalog):
+            thread.start()
         try:
             yield
         finally:
@@ -271,18 +277,27 @@ class Console:
             self._news.set()
             self._stop.wait(self._collector.settings.interval_s)
 
+    def _read_catalog(self) -> None:
+        # A thread of its own, which nobody waits for: the file system of the catalog may hang.
+        while not self._stop.is_set():
+            self._collector.refresh_datasets()
+            self._news.set()
+            self._stop.wait(CATALOG_PERIOD_S)
+
     def _build(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._stop.is_set():
             self._news.clear()
-            made = build(self._collector.readings())
+            made = build(self._collector.readings(), self._memo)
             measure(made)
-            loop.call_soon_threadsafe(self._publish, made.document())
-            self._news.wait(self._collector.settings.interval_s)
+            loop.call_soon_threadsafe(self._publish, made, made.document(self._memo))
+            # Slurm's answer is the time to look; the clock is where that takes long, or where it is not asked.
+            slurm = self._collector.settings.slurm
+            self._news.wait(self._collector.settings.interval_s * (1.5 if slurm else 1.0))
         self._collector.close()
 
-    def _publish(self, document: Document) -> None:
+    def _publish(self, made: ConsoleSnapshot, document: Document) -> None:
         try:
-            self.feed.publish(document)
+            self.feed.publish(document, made.jobs)
         except Exception as problem:  # noqa: BLE001 - handed on to `serve`, which raises it
             self._fail(problem)
 
@@ -324,7 +339,9 @@ def run(collector: Collector, bind: str, access: Access, started: Callable[[str]
     listener = listen(address, token=access.token)
     console = Console(collector)
     started(address.url(listener.getsockname()[1]))
-    app = build_app(console.feed, access, background=console.collecting, recall=collector.incident)
+    app = build_app(
+        console.feed, access, JournalQueries(collector.settings.journal), background=console.collecting
+    )
     server = Server(app, console.feed)
     console.failed = server.leave
     asyncio.run(server.serve(sockets=[listener]))

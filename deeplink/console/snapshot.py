@@ -3,181 +3,99 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from deeplink.console.collect import FactSource, SourceState
-from deeplink.console.jobs import MOST_JOBS, CurveView, Drawn, JobView, job_views, seats
-from deeplink.console.nodes import NodeView, ShownHealth, SwitchView, node_views, switch_views
-from deeplink.core.text import counted
+from deeplink.console.concerns import Concern, Headline, concerns, headline, listed
+from deeplink.console.jobs import MOST_JOBS, JobView, job_views, seats
+from deeplink.console.memo import Memo
+from deeplink.console.nodes import NodeView, SwitchView, node_views, switch_views
 from deeplink.scheduler.journal.incident_json import cost
-from deeplink.scheduler.liveness.heartbeats import KEEP_S
 from deeplink.scheduler.recovery.records import Incident, IncidentOutcome
-from deeplink.scheduler.slurm.states import JobState
 
 if TYPE_CHECKING:
     from deeplink.console.collect import Readings
+    from deeplink.console.datasets import DatasetView
     from deeplink.console.feed import Document
-
-
-MOST_FINDINGS = 2  # nodes whose findings stand in the page's first line
-HEARD_S = 3 * KEEP_S  # so long after the last report on record, the watchdog hears no sender
-STANDING_S = 86_400.0  # a standing agent that was last heard longer ago was removed
-
-
-class Mood(Enum):
-    """Gravity of the page's first line."""
-
-    GOOD = "good"
-    WARN = "warn"
-    BAD = "bad"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Headline:
-    """The page in one line."""
-
-    mood: Mood
-    text: str
+    from deeplink.console.sources import FactSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSnapshot:
-    """Contents of the page. `jobs_known` counts also the jobs that are too many to be shown."""
+    """Contents of the page; of the jobs all, of which the document has the first `MOST_JOBS`."""
 
     unix: float
     interval_s: float
     cluster: str
     headline: Headline
+    concerns: tuple[Concern, ...]
     sources: tuple[FactSource, ...]
     switches: tuple[SwitchView, ...]
     nodes: tuple[NodeView, ...]
     jobs: tuple[JobView, ...]
-    jobs_known: int
-    curves: tuple[tuple[int, CurveView], ...]
     incidents: tuple[Incident, ...]
+    datasets: tuple[DatasetView, ...]
 
-    def document(self) -> Document:
-        """Return the snapshot as JSON has it: tables keyed by name or id, so that changes can be named."""
+    def document(self, memo: Memo | None = None) -> Document:
+        """Return the snapshot as JSON has it: tables keyed by name or id, so that changes can be named.
+
+        Where `memo` is that of the look before, rows that stayed as they were are the very same objects.
+        """
+        known = memo or Memo()
         return {
             "schema": 1,
             "unix": self.unix,
             "interval_s": self.interval_s,
             "cluster": self.cluster,
-            "jobs_known": self.jobs_known,
+            "jobs_known": len(self.jobs),
+            "running": sum(job.word == "running" for job in self.jobs),
             "headline": _plain(self.headline),
+            "concerns": {each.key: {**_plain(each), "order": order} for order, each in enumerate(self.concerns)},
             "sources": {each.name: {**_plain(each), "order": order} for order, each in enumerate(self.sources)},
             "switches": {each.name: _plain(each) for each in self.switches},
-            "nodes": {each.name: _plain(each) for each in self.nodes},
-            "jobs": {str(each.id): _plain(each) for each in self.jobs},
-            "curves": {
-                str(job): {"metric": curve.metric, "points": [list(point) for point in curve.points]}
-                for job, curve in self.curves
+            "nodes": {each.name: known.of("node row", each.name, (each,), _plain) for each in self.nodes},
+            "jobs": {
+                str(each.id): known.of("job row", each.id, (each,), job_row) for each in self.jobs[:MOST_JOBS]
             },
-            "incidents": {each.id: _incident(each) for each in self.incidents},
+            "incidents": {
+                each.id: known.of("incident row", each.id, (each,), incident_row) for each in self.incidents
+            },
+            "datasets": {each.key: _plain(each) for each in self.datasets},
         }
 
 
-def build(readings: Readings) -> ConsoleSnapshot:
-    """Return what the page shows for these readings."""
-    drawn = job_views(readings)
+def build(readings: Readings, memo: Memo | None = None) -> ConsoleSnapshot:
+    """Return what the page shows for these readings; `memo`: what was made at the last look."""
+    memo = memo or Memo()
+    memo.look()
+    jobs = job_views(readings, memo)
     switches = switch_views(readings)
-    nodes = node_views(readings, seats(drawn), switches)
+    nodes = node_views(readings, seats(jobs), switches, memo)
+    found = concerns(readings, nodes, jobs)
+    opened = sum(each.outcome is IncidentOutcome.OPEN for each in readings.journal.incidents)
     return ConsoleSnapshot(
         unix=round(readings.unix, 3),
         interval_s=readings.interval_s,
         cluster=readings.slurm.cluster,
-        headline=headline(readings, nodes, drawn),
+        headline=headline(found, nodes, jobs, opened),
+        concerns=listed(found),
         sources=readings.sources,
         switches=switches,
         nodes=nodes,
-        jobs=tuple(made.view for made in drawn[:MOST_JOBS]),
-        jobs_known=len(drawn),
-        curves=tuple((made.view.id, made.curve) for made in drawn[:MOST_JOBS] if made.curve is not None),
+        jobs=jobs,
         incidents=readings.journal.incidents,
+        datasets=readings.datasets,
     )
 
 
-def headline(readings: Readings, nodes: tuple[NodeView, ...], drawn: tuple[Drawn, ...]) -> Headline:
-    """Say the most important things first: jobs in trouble, sources that fail, nodes that are not well."""
-    jobs = [made.view for made in drawn]
-    running = sum(job.phase == "running" or (not job.phase and job.slurm_state == "RUNNING") for job in jobs)
-    says: list[tuple[Mood, str]] = []
-    says += [(Mood.BAD, f"job {job.label} is stranded") for job in jobs if job.phase == "stranded"]
-    says += [(Mood.WARN, f"job {job.label} is recovering") for job in jobs if job.phase == "recovering"]
-    says += [(Mood.WARN, f"job {job.label} is held") for job in jobs if job.remedy and job.watched]
-    says += _failing(readings)
-    says += _unwell(nodes)
-    found = [node for node in nodes if node.unfit]
-    says += [(Mood.WARN, f"{node.name}: {node.findings[0]}") for node in found[:MOST_FINDINGS]]
-    if len(found) > MOST_FINDINGS:
-        says.append((Mood.WARN, f"findings on {len(found) - MOST_FINDINGS} more nodes"))
-    says += _unheard(readings)
-    opened = sum(each.outcome is IncidentOutcome.OPEN for each in readings.journal.incidents)
-    if opened:
-        says.append((Mood.WARN, f"{opened} incident{'s' * (opened > 1)} open"))
-    if not says and not nodes and not jobs:
-        return Headline(Mood.UNKNOWN, "Nothing known yet")
-    mood = next((worst for worst in (Mood.BAD, Mood.WARN) if any(worst is each for each, _ in says)), Mood.GOOD)
-    work = f"{running} job{'s' * (running != 1)} running"
-    if not says:
-        says.append((Mood.GOOD, f"all {len(nodes)} nodes well" if nodes else "no nodes known"))
-    text = " · ".join([*dict.fromkeys(text for _, text in says), work])
-    return Headline(mood, text[0].upper() + text[1:])
+def job_row(each: JobView) -> dict[str, Any]:
+    """Return a job as JSON has it."""
+    return _plain(each)
 
 
-def _failing(readings: Readings) -> list[tuple[Mood, str]]:
-    says = []
-    failing = [each for each in readings.sources if each.state is SourceState.FAILING]
-    names = {each.name for each in failing}
-    # Slurm is one thing that is asked several questions: one line for it is enough.
-    if names & {"nodes", "jobs"}:
-        knew = any(each.at_unix for each in failing if each.name in {"nodes", "jobs"})
-        says.append((Mood.BAD, "Slurm stopped answering") if knew else (Mood.WARN, "Slurm does not answer"))
-    elif "switches" in names:
-        says.append((Mood.WARN, "Slurm's switch tree cannot be read"))
-    if "journal" in names:
-        says.append((Mood.BAD, "the watchdog's journal cannot be read"))
-    return says
-
-
-def _unheard(readings: Readings) -> list[tuple[Mood, str]]:
-    """Say that the watchdog hears no caller, though one should call: a standing agent of late, a job on record."""
-    journal = readings.journal
-    standing = any(not node.job and readings.unix - node.seen_unix <= STANDING_S for node in journal.nodes)
-    running = {int(row.id) for row in readings.slurm.jobs if row.state is JobState.RUNNING}
-    runs = any(job.job in running and not job.newest.phase.ended for job in journal.jobs)
-    is_read = any(each.name == "journal" and each.state is SourceState.OK for each in readings.sources)
-    if not is_read or not (standing or runs):
-        return []
-    beats = [job.newest.beat_unix for job in journal.jobs]
-    heard = max([*(node.seen_unix for node in journal.nodes), *beats], default=0.0)
-    if readings.unix - heard <= HEARD_S:
-        return []
-    since = f" for {counted(round((readings.unix - heard) / 60), 'minute')}" if heard else ""
-    return [(Mood.WARN, f"the watchdog has heard no agent and no launcher{since}")]
-
-
-def _unwell(nodes: tuple[NodeView, ...]) -> list[tuple[Mood, str]]:
-    tally = Counter(node.health for node in nodes)
-    words = {
-        ShownHealth.DOWN: (Mood.BAD, "down"),
-        ShownHealth.SILENT: (Mood.BAD, "not answering"),
-        ShownHealth.DRAINING: (Mood.WARN, "draining"),
-        ShownHealth.DRAINED: (Mood.WARN, "drained"),
-        ShownHealth.UNKNOWN: (Mood.WARN, "in an unknown state"),
-    }
-    return [
-        (mood, f"{tally[health]} node{'s' * (tally[health] > 1)} {word}")
-        for health, (mood, word) in words.items()
-        if tally[health]
-    ]
-
-
-def _incident(each: Incident) -> dict[str, Any]:
+def incident_row(each: Incident) -> dict[str, Any]:
+    """Return an incident as lists have it: without its timeline and its stacks."""
     plain = _plain(dataclasses.replace(each, timeline=(), stacks=()))
     attempt = each.attempt
     # Its timeline and its stacks are asked for when somebody opens it, and again when there are more moments.
@@ -192,11 +110,16 @@ def _incident(each: Incident) -> dict[str, Any]:
     }
 
 
+_SIMPLE = (str, int, float)
+
+
 def _plain(value: Any) -> dict[str, Any]:
-    return {field.name: _json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return {name: _json(getattr(value, name)) for name in value.__dataclass_fields__}
 
 
 def _json(value: Any) -> Any:
+    if value is None or isinstance(value, _SIMPLE):
+        return value
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple):

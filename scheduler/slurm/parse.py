@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING, Self
 
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 
 _ONE = re.compile(r"(?P<job>[1-9][0-9]*)(?:_[0-9]+|(?P<component>\+[0-9]+))?", re.ASCII)
 OF_A_WHOLE = "it is a component of a heterogeneous job, and Slurm requeues only all of them at once"
+MOST_KEPT = 16_384
+"""Rows that are kept as they were read: most of what Slurm says it said before, a few seconds ago."""
+_CHANGING = re.compile(
+    r" (?:CPUAlloc|CPULoad|AllocMem|FreeMem|LastBusyTime|CurrentWatts|AveWatts|AllocTRES|ExtSensors\w+)=\S*"
+)
+_FREE_TEXT = re.compile(r"\s(?:Reason|Comment|Extra)=")
 _SET_ASIDE = frozenset({JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT})
 JOB_FIELDS = (
     "JobID",
@@ -208,7 +215,12 @@ def parse_jobs(text: str, separator: str) -> list[JobRow]:
 
     Job names are free text and may hold anything, newlines too, so the separator must be one no one can guess.
     """
-    return [job_row(fields) for fields in rows_of(text, separator, len(JOB_FIELDS))]
+    return [_job(tuple(fields)) for fields in raw_rows(text, separator, len(JOB_FIELDS))]
+
+
+@lru_cache(MOST_KEPT)
+def _job(fields: tuple[str, ...]) -> JobRow:
+    return job_row(list(map(printable, fields)))
 
 
 def rows_of(text: str, separator: str, width: int) -> list[list[str]]:
@@ -297,9 +309,18 @@ def parse_nodes(text: str) -> list[NodeRow]:
     """Read `scontrol show node --oneliner`."""
     if text.startswith("No nodes in the system"):
         return []
-    return [_node(record) for record in re.split(r"^(?=NodeName=)", text, flags=re.MULTILINE) if record.strip()]
+    records = re.split(r"^(?=NodeName=)", text, flags=re.MULTILINE)
+    return [_node(_lasting(record)) for record in records if record.strip()]
 
 
+def _lasting(record: str) -> str:
+    """Return a node's record without figures that change from one answer to the next, and that nobody reads."""
+    free_text = _FREE_TEXT.search(record)
+    end = free_text.start() if free_text else len(record)
+    return _CHANGING.sub("", record[:end]) + record[end:]
+
+
+@lru_cache(MOST_KEPT)
 def _node(record: str) -> NodeRow:
     # A reason, and a comment behind it, are free text and come last: look for nothing in them.
     said = _NODE_REASON.search(record)

@@ -22,7 +22,7 @@ export class Curve {
   }
 
   update(job, curve) {
-    const print = `${curve.points.length}/${curve.version}/${job.attempts.length}`;
+    const print = `${job.id}/${curve.points.length}/${curve.points.at(-1)}/${job.attempts.length}`;
     if (print === this.print) return;
     Object.assign(this, { print, job, metric: curve.metric, points: curve.points });
     this.draw();

@@ -153,3 +153,52 @@ function fold(stem, digits) {
   }
   return `${stem}[${runs.map(([from, to]) => (from === to ? from : `${from}-${to}`)).join(",")}]`;
 }
+
+/** A command to copy: its text, and the button that puts it into the clipboard. */
+export function command() {
+  const text = el("code", "command-text");
+  const copy = el("button", "copy", "Copy");
+  copy.type = "button";
+  copy.addEventListener("click", async () => {
+    let good = true;
+    try {
+      await navigator.clipboard.writeText(text.textContent);
+    } catch {
+      getSelection().selectAllChildren(text); // no secure context: the browser keeps its clipboard to itself
+      good = document.execCommand("copy");
+    }
+    copy.textContent = good ? "Copied" : "Select and copy";
+    setTimeout(() => (copy.textContent = "Copy"), 1500);
+  });
+  return el("span", "command", text, copy);
+}
+
+export function fillCommand(made, text) {
+  say(made.children[0], text);
+  put(made.children[1], "aria-label", `Copy: ${text}`);
+  made.hidden = !text;
+}
+
+/** Choices of a filter as links: each is its own URL, the chosen one says so to a screen reader, too. */
+export function chips(box, label, items) {
+  put(box, "role", "group");
+  put(box, "aria-label", label);
+  keyed(box, items, (item) => item.text, () => el("a", "chip", el("span"), el("span", "chip-count")), (made, item) => {
+    say(made.children[0], item.text);
+    say(made.children[1], item.count ?? "");
+    put(made, "href", item.href);
+    put(made, "aria-current", item.on ? "true" : null);
+  });
+}
+
+/** Links to the pages before and after. */
+export function pager(box, found, href) {
+  const { page = 1, pages = 1 } = found || {};
+  box.hidden = pages < 2;
+  const items = [["‹ Back", page > 1 ? page - 1 : null], [`page ${whole(page)} of ${whole(pages)}`, null], ["Next ›", page < pages ? page + 1 : null]];
+  keyed(box, items, (item, i) => item[0].replace(/\d.*/, ""), (item) => el(item[0].startsWith("page") ? "span" : "a", "page"), (made, [text, to]) => {
+    say(made, text);
+    put(made, "href", to ? href(to) : null);
+    put(made, "aria-disabled", made.tagName === "A" && !to ? "true" : null);
+  });
+}

@@ -1,139 +1,12 @@
-// The switch tree: a bar per switch over what hangs below it, a tile per node, and one line that explains a node.
+// The fabric: the switch tree with a tile per node; beyond a hundred nodes a row of cells per leaf, and one leaf's tiles.
 
-import { ago, bytes, el, glyph, keyed, names, percent, put, say, setGlyph, whole } from "./dom.js";
+import { bytes, chips, el, glyph, keyed, put, say, setGlyph, whole } from "./dom.js";
+import { changed, choose, link } from "./route.js";
+import { WORDS, drawSwitches, explain, jobHue, sick, stateWord, treeOf } from "./tiles.js";
 
-const DENSE_FROM = 65; // nodes; from here on a tile is a glyph and a name
-const TINY_FROM = 257; // and from here on the glyph alone: names are a key press or a pointer away
-
-const WORDS = {
-  busy: "running",
-  idle: "idle",
-  draining: "draining",
-  drained: "drained",
-  silent: "not answering",
-  down: "down",
-  maint: "reserved",
-  unknown: "unknown",
-};
-
-export function stateWord(health) {
-  return WORDS[health] || WORDS.unknown;
-}
-
-/** "0–1", "0, 4–5": a node's ranks, in ring order. */
-export function ranks(list) {
-  const runs = [];
-  for (const rank of list) {
-    const last = runs.at(-1);
-    if (last && rank === last[1] + 1) last[1] = rank;
-    else runs.push([rank, rank]);
-  }
-  return runs.map(([from, to]) => (from === to ? `${from}` : `${from}–${to}`)).join(", ");
-}
-
-export function jobHue(state, id) {
-  const job = state.jobs[id];
-  return job ? job.hue : 0;
-}
-
-function jobName(state, id) {
-  return state.jobs[id]?.label || id;
-}
-
-function roleText(node) {
-  if (node.ranks.length) return `rank${node.ranks.length > 1 ? "s" : ""} ${ranks(node.ranks)}`;
-  if (node.spare) return "spare";
-  return node.job === null ? "" : "allocated";
-}
-
-function explain(state, node, now) {
-  const parts = [`${node.name}, ${stateWord(node.health)}`];
-  if (node.state) parts.push(`Slurm says ${node.state}`);
-  if (node.reason) parts.push(`reason: ${node.reason}`);
-  if (node.gpus !== null) parts.push(`${node.gpus} GPUs`);
-  if (node.job !== null) parts.push(`job ${jobName(state, node.job)} ${roleText(node)}`);
-  if (node.shards !== null) parts.push(`${whole(node.shards)} shards, ${bytes(node.shard_bytes)} held, of it verified ${percent(node.verified_bytes, node.shard_bytes)}, ${bytes(node.free_bytes)} free`);
-  parts.push(...node.findings);
-  if (node.remedy) parts.push(node.remedy);
-  parts.push(node.heard_unix ? `agent heard ${ago(node.heard_unix, now)}` : "no agent heard");
-  return parts;
-}
-
-function makeTile() {
-  const tile = el("button", "tile");
-  tile.type = "button";
-  tile.append(
-    el("span", "t-glyph"),
-    el("span", "t-name"),
-    el("span", "t-gpus"),
-    el("span", "t-state"),
-    el("span", "t-job"),
-    el("span", "t-shards"),
-    el("span", "t-heard"),
-  );
-  return tile;
-}
-
-function fillTile(tile, node, state, now) {
-  const [mark, name, gpus, word, job, shards, heard] = tile.children;
-  tile.dataset.node = node.name;
-  put(tile, "data-health", node.health);
-  put(tile, "data-job", node.job);
-  put(tile, "data-hue", node.job === null ? null : jobHue(state, node.job));
-  setGlyph(mark, node.health);
-  say(name, node.name);
-  say(gpus, node.gpus === null ? "" : `${node.gpus} GPU`);
-  const troubled = !["busy", "idle"].includes(node.health);
-  const why = [troubled && node.reason, node.findings[0]].filter(Boolean).join("; ");
-  say(word, why ? `${stateWord(node.health)} – ${why}` : stateWord(node.health));
-  put(tile, "data-unfit", node.unfit);
-  say(job, node.job === null ? "" : `${jobName(state, node.job)} · ${roleText(node)}`);
-  say(shards, node.shards === null ? "" : `${whole(node.shards)} shards · ${bytes(node.shard_bytes)}`);
-  say(heard, node.heard_unix ? ago(node.heard_unix, now) : "");
-  put(tile, "title", [node.reason, ...node.findings, node.remedy].filter(Boolean).join("; ") || null);
-  put(tile, "aria-label", explain(state, node, now).join("; "));
-}
-
-function childrenOf(state, parent) {
-  return Object.values(state.switches)
-    .filter((each) => each.parent === parent)
-    .sort((a, b) => a.order - b.order);
-}
-
-function nodesOf(state, name) {
-  return Object.values(state.nodes)
-    .filter((node) => node.switch === name)
-    .sort((a, b) => a.order - b.order);
-}
-
-function makeSwitch() {
-  const box = el("div", "switch");
-  box.setAttribute("role", "group");
-  box.append(el("div", "switch-bar", el("span", "switch-name"), el("span", "switch-sum")), el("div", "switch-kids"), el("div", "tiles"));
-  return box;
-}
-
-function under(state, name) {
-  const found = nodesOf(state, name);
-  for (const child of childrenOf(state, name)) found.push(...under(state, child.name));
-  return found;
-}
-
-function fillSwitch(box, each, state, now) {
-  const [bar, kids, tiles] = box.children;
-  const all = under(state, each.name);
-  const sick = all.filter((node) => !["busy", "idle", "maint"].includes(node.health)).length;
-  put(box, "data-level", each.level);
-  put(box, "data-sick", all.length > 0 && sick === all.length ? "all" : sick ? "some" : null);
-  put(box, "aria-label", `${each.title}: ${all.length} nodes${sick ? `, ${sick} not well` : ""}`);
-  say(bar.children[0], each.title);
-  say(bar.children[1], sick ? `${sick} of ${all.length} not well` : `${all.length}`);
-  keyed(kids, childrenOf(state, each.name), (child) => child.name, makeSwitch, (child, item) => fillSwitch(child, item, state, now));
-  keyed(tiles, nodesOf(state, each.name), (node) => node.name, makeTile, (tile, node) => fillTile(tile, node, state, now));
-  kids.hidden = !kids.childElementCount;
-  tiles.hidden = !tiles.childElementCount;
-  box.style.flexGrow = String(Math.max(1, Math.min(all.length, 32)));
-}
+const TILES_UPTO = 128; // nodes that are shown as tiles at once
+const ROW = 40; // cells of a row; a leaf with more has several
+const COLOURS = ["health", "job", "cache"];
 
 function legend() {
   const list = el("span", "legend");
@@ -141,18 +14,33 @@ function legend() {
   return list;
 }
 
+/** How much of its room a node's shards take, in tenths; null where nobody said. */
+function fullness(node) {
+  return node.shards === null ? null : Math.round((10 * node.shard_bytes) / Math.max(1, node.shard_bytes + node.free_bytes));
+}
+
 export class Fabric {
-  constructor(root, inspector, count) {
-    Object.assign(this, { root, inspector, count, looking: null });
-    for (const event of ["pointerover", "focusin"]) root.addEventListener(event, (at) => this.look(at.target.closest(".tile")));
-    for (const event of ["pointerleave", "focusout"]) root.addEventListener(event, () => this.look(null));
-    root.addEventListener("keydown", (at) => this.walk(at));
+  constructor(tree, leaves, inspector, count, filters) {
+    Object.assign(this, { tree, leaves, inspector, count, filters, looking: null });
+    for (const root of [tree, leaves]) {
+      for (const event of ["pointerover", "focusin"]) root.addEventListener(event, (at) => this.look(at.target.closest("[data-node]")));
+      for (const event of ["pointerleave", "focusout"]) root.addEventListener(event, () => this.look(null));
+    }
+    tree.addEventListener("keydown", (at) => this.walk(at));
+    tree.addEventListener("click", (at) => {
+      const tile = at.target.closest(".tile");
+      if (tile) choose({ node: tile.dataset.node });
+    });
     this.legend = legend();
     inspector.append(this.legend);
+    this.bar = el("div", "chips");
+    this.colours = el("div", "chips");
+    this.crumb = el("div", "chips");
+    filters.append(this.crumb, this.bar, this.colours);
   }
 
-  look(tile) {
-    this.looking = tile ? tile.dataset.node : null;
+  look(part) {
+    this.looking = part ? part.dataset.node : null;
     this.explain();
   }
 
@@ -161,18 +49,18 @@ export class Fabric {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (!step || !event.target.closest(".tile")) return;
     event.preventDefault();
-    const tiles = [...this.root.querySelectorAll(".tile")];
+    const tiles = [...this.tree.querySelectorAll(".tile")];
     const next = tiles[(tiles.indexOf(event.target) + step + tiles.length) % tiles.length];
     this.rove(next);
     next.focus();
   }
 
   rove(chosen) {
-    for (const tile of this.root.querySelectorAll(".tile")) put(tile, "tabindex", tile === chosen ? 0 : -1);
+    for (const tile of this.tree.querySelectorAll(".tile")) put(tile, "tabindex", tile === chosen ? 0 : -1);
   }
 
   explain() {
-    const node = this.looking && this.state && this.state.nodes[this.looking];
+    const node = this.state?.nodes[this.looking ?? this.asked.get("node")];
     if (!node) {
       if (this.inspector.firstChild !== this.legend) this.inspector.replaceChildren(this.legend);
       return;
@@ -182,32 +70,99 @@ export class Fabric {
     say(this.inspector.children[1], explain(this.state, node, this.now).join(" · "));
   }
 
-  update(state, now) {
-    Object.assign(this, { state, now });
+  update(state, now, { asked }) {
+    Object.assign(this, { state, now, asked });
     const nodes = Object.values(state.nodes);
-    put(this.root, "data-dense", nodes.length >= TINY_FROM ? "tiny" : nodes.length >= DENSE_FROM ? "yes" : null);
-    keyed(this.root, childrenOf(state, null), (each) => each.name, makeSwitch, (box, each) => fillSwitch(box, each, state, now));
-    const tally = new Map();
-    for (const node of nodes) tally.set(node.health, (tally.get(node.health) || 0) + 1);
-    const text = Object.keys(WORDS).filter((health) => tally.has(health)).map((health) => `${tally.get(health)} ${WORDS[health]}`);
-    say(this.count, nodes.length ? `${nodes.length} nodes: ${text.join(", ")}` : "no nodes known");
-    const focused = this.root.querySelector(".tile[tabindex='0']");
-    const first = this.root.querySelector(".tile");
-    if (first) this.rove(focused || first);
+    const many = nodes.length > TILES_UPTO;
+    const tree = treeOf(state);
+    const leaf = many ? state.switches[asked.get("leaf") ?? ""] : null;
+    this.drawFilters(nodes, many, leaf);
+    this.tree.hidden = many && !leaf;
+    this.leaves.hidden = !this.tree.hidden;
+    if (this.tree.hidden) this.drawLeaves(tree);
+    else drawSwitches(this.tree, leaf ? [leaf] : tree.kids(""), tree, state, now, (node) => this.aside(node));
+    say(this.count, nodes.length ? `${whole(nodes.length)} nodes, ${whole(nodes.filter(sick).length)} not well` : "no nodes known");
+    const focused = this.tree.querySelector(".tile[tabindex='0']");
+    const first = focused || this.tree.querySelector(".tile");
+    if (first) this.rove(first);
+    this.mark();
     this.explain();
   }
-}
 
-export function ring(job, state) {
-  const line = el("span", "ring");
-  let before = null;
-  for (const name of job.nodes) {
-    const node = state.nodes[name];
-    const leaf = node ? node.switch : null;
-    if (before !== null && before.leaf !== leaf) line.append(el("span", "hop", "→"));
-    line.append(el("span", "ring-node", name));
-    before = { leaf };
+  /** Whether a node is not one of those that are asked for. */
+  aside(node) {
+    const job = this.asked.get("job");
+    const health = this.asked.get("health");
+    const leaf = this.asked.get("leaf");
+    if (job && String(node.job) !== job) return true;
+    if (leaf && this.leaves.hidden && node.switch !== leaf) return true;
+    return Boolean(health) && (health === "findings" ? !node.findings.length : node.health !== health);
   }
-  line.setAttribute("aria-label", `ring of ranks over ${names(job.nodes)}`);
-  return line;
+
+  /** The node that the URL names stands out, and is in view once. */
+  mark() {
+    const name = this.asked.get("node");
+    for (const part of this.tree.querySelectorAll("[data-node]")) {
+      const on = part.dataset.node === name;
+      put(part, "aria-pressed", on ? "true" : null);
+      if (on && this.shown !== name) part.scrollIntoView({ block: "nearest" });
+    }
+    this.shown = name;
+  }
+
+  drawFilters(nodes, many, leaf) {
+    const tally = new Map();
+    for (const node of nodes) tally.set(node.health, (tally.get(node.health) || 0) + 1);
+    const on = this.asked.get("health") || "";
+    const found = nodes.filter((node) => node.findings.length).length;
+    const items = Object.keys(WORDS).filter((health) => tally.has(health)).map((health) => [health, WORDS[health], tally.get(health)]);
+    if (found) items.push(["findings", "findings", found]);
+    chips(this.bar, "Nodes in this state stand out", items.map(([key, text, count]) => ({ text, count: whole(count), on: key === on, href: changed({ health: key === on ? "" : key }) })));
+    this.colours.hidden = !many || Boolean(leaf);
+    const by = this.asked.get("colour") || "health";
+    chips(this.colours, "What the colour of a cell means", COLOURS.map((colour) => ({ text: `by ${colour}`, on: colour === by, href: changed({ colour: colour === "health" ? "" : colour }) })));
+    const crumbs = [];
+    if (leaf) crumbs.push({ text: `‹ all leaves`, href: changed({ leaf: "", node: "" }) });
+    for (const key of ["leaf", "job", "node"]) {
+      const value = this.asked.get(key);
+      if (value) crumbs.push({ text: `${key} ${key === "job" ? this.state.jobs[value]?.label || value : value} ✕`, on: true, href: changed({ [key]: "" }) });
+    }
+    chips(this.crumb, "What is chosen; follow a link to take it back", crumbs);
+    this.crumb.hidden = !crumbs.length;
+  }
+
+  drawLeaves(tree) {
+    const by = this.asked.get("colour") || "health";
+    const leaves = Object.values(this.state.switches).filter((each) => tree.nodes(each.name).length).sort((a, b) => a.order - b.order);
+    keyed(this.leaves, leaves, (each) => each.name, () => el("a", "leaf", el("span", "leaf-name"), el("span", "cells"), el("span", "leaf-sum")), (row, each) => {
+      const nodes = tree.nodes(each.name);
+      const bad = nodes.filter(sick).length;
+      const chosen = { ...Object.fromEntries(this.asked), leaf: each.name };
+      put(row, "href", link("fabric", "", chosen));
+      put(row, "data-sick", bad === nodes.length ? "all" : bad ? "some" : null);
+      put(row, "aria-label", `${each.title}: ${nodes.length} nodes${bad ? `, ${bad} not well: ${nodes.filter(sick).slice(0, 8).map((node) => `${node.name} ${node.unfit ? node.findings[0] : stateWord(node.health)}`).join(", ")}` : ", all well"}`);
+      say(row.children[0], each.title);
+      say(row.children[2], bad ? `${bad} of ${nodes.length}` : nodes.length);
+      this.drawCells(row.children[1], nodes, by);
+    });
+  }
+
+  /** Cells are made again only where one of them changed: there may be ten thousand. */
+  drawCells(box, nodes, by) {
+    const shade = { health: () => "", job: (node) => (node.job === null ? "none" : jobHue(this.state, node.job)), cache: (node) => fullness(node) ?? "none" }[by] || (() => "");
+    const print = nodes.map((node) => `${node.name}${node.health}${node.unfit}${shade(node)}${this.aside(node)}`).join();
+    if (box.dataset.print === print) return;
+    box.dataset.print = print;
+    box.style.gridTemplateColumns = `repeat(${Math.min(nodes.length, ROW)}, minmax(0, 9px))`;
+    box.replaceChildren(...nodes.map((node) => {
+      const cell = el("i", this.aside(node) ? "cell aside" : "cell");
+      cell.dataset.node = node.name;
+      cell.dataset.health = node.health;
+      if (node.unfit) cell.dataset.unfit = "yes";
+      if (by === "job") cell.dataset.hue = shade(node) === "none" ? "0" : shade(node);
+      if (by === "cache") cell.dataset.full = shade(node);
+      cell.title = by === "cache" && node.shards !== null ? `${node.name}: ${bytes(node.shard_bytes)}, ${bytes(node.free_bytes)} free` : `${node.name}: ${stateWord(node.health)}`;
+      return cell;
+    }));
+  }
 }

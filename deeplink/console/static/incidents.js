@@ -1,8 +1,10 @@
 // What went wrong, newest first: one line with the seconds to detection, action and recovery; the evidence on demand.
 
-import { ago, el, keyed, moment, put, say, span, whole } from "./dom.js";
+import { ago, chips, el, keyed, moment, pager, put, say, span, whole } from "./dom.js";
+import { changed, choose, link } from "./route.js";
+import { Asker } from "./stream.js";
 
-const KINDS = {
+export const KINDS = {
   "node-silent": "node fell silent",
   "node-dead": "node died",
   "rank-failed": "rank failed",
@@ -121,14 +123,27 @@ function fillIncident(box, each, now) {
     ["acted", moment(each.acted_unix)],
     ["training again", moment(each.recovered_unix)],
     ["id", each.id],
+    ["user", each.user || "unknown"],
   ];
   keyed(more, rows, (row) => row[0], (row) => el("div", "row", el("dt", "", row[0]), el("dd")), (made, row) => say(made.children[1], row[1]));
   recall(box, each);
 }
 
+const SPANS = [["an hour", 3600], ["a day", 86400], ["a week", 604800], ["a month", 2592000]];
+
 export class Incidents {
-  constructor(root, count) {
-    Object.assign(this, { root, count });
+  constructor(root, count, filters, pages) {
+    Object.assign(this, { root, count, pages, found: null, problem: "" });
+    this.field = el("input", "filter-text");
+    Object.assign(this.field, { type: "search", placeholder: "kind, node, job or evidence", maxLength: 200 });
+    put(this.field, "aria-label", "Incidents with this in their kind, node, job or evidence");
+    this.field.addEventListener("input", () => choose({ text: this.field.value }, true));
+    this.parts = Object.fromEntries(["chosen", "states", "spans", "kinds", "again"].map((name) => [name, el("div", "chips")]));
+    filters.append(this.field, ...Object.values(this.parts));
+    this.asker = new Asker((found, problem) => {
+      Object.assign(this, { found: found || (problem ? null : this.found), problem });
+      this.draw();
+    });
   }
 
   /** An incident that is opened tells its course at once, not with the next tick. */
@@ -141,12 +156,54 @@ export class Incidents {
     return box;
   }
 
-  update(state, now) {
-    this.known = state.incidents;
-    const all = Object.values(state.incidents).sort((a, b) => b.began_unix - a.began_unix || (a.id < b.id ? 1 : -1));
-    keyed(this.root, all, (each) => each.id, () => this.made(), (box, each) => fillIncident(box, each, now));
-    put(this.root, "data-empty", all.length ? null : "None on record. May it stay so.");
-    const open = all.filter((each) => each.outcome === "open").length;
-    say(this.count, all.length ? `${all.length}${open ? `, ${open} open` : ", none open"}` : "");
+  update(state, now, { name, asked }) {
+    Object.assign(this, { state, now, asked, name });
+    if (document.activeElement !== this.field) this.field.value = asked.get("text") || "";
+    const question = new URLSearchParams(asked);
+    const within = Number(question.get("within"));
+    question.delete("within");
+    // To the minute, so that the same question is not another one each second.
+    if (within) question.set("since", Math.floor((now - within) / 60) * 60);
+    if (name === "") this.asker.ask(`incidents?${question}`, state.seq);
+    else this.asker.ask(`incidents/${encodeURIComponent(name)}`, state.seq);
+    this.draw();
+  }
+
+  rows() {
+    if (!this.found) return [];
+    if (this.name === "") return this.found.incidents || [];
+    // One that is named is told whole; as a row it is like those of the list.
+    const one = this.found.incident;
+    const inList = one && Object.values(this.state.incidents).find((each) => each.id === one.id);
+    return one ? [inList || { ...one, moments: one.timeline.length, rank_hours: one.cost?.total_h ?? null, job_label: one.job }] : [];
+  }
+
+  draw() {
+    const { asked, state, now } = this;
+    const on = (key) => asked.get(key) || "";
+    const back = this.name === "" ? [] : [{ text: "‹ all incidents", on: true, href: link("incidents") }];
+    const chosen = ["node", "job", "user"].filter(on).map((key) => ({ text: `${key} ${on(key)} ✕`, on: true, href: changed({ [key]: "" }) }));
+    chips(this.parts.chosen, "What is chosen; follow a link to take it back", [...back, ...chosen]);
+    const toggle = (key, value, text, count) => ({ text, count, on: on(key) === String(value), href: changed({ [key]: on(key) === String(value) ? "" : value }) });
+    const single = this.name !== "";
+    chips(this.parts.states, "Incidents that ended so", single ? [] : ["open", "recovered", "failed"].map((each) => toggle("state", each, each)));
+    chips(this.parts.spans, "Incidents of the last", single ? [] : SPANS.map(([text, seconds]) => toggle("within", seconds, text)));
+    const kinds = Object.entries((!single && this.found?.kinds) || {});
+    if (on("kind") && !kinds.some(([kind]) => kind === on("kind"))) kinds.push([on("kind"), 0]);
+    chips(this.parts.kinds, "Incidents of this kind", kinds.map(([kind, count]) => toggle("kind", kind, KINDS[kind] || kind, count)));
+    chips(this.parts.again, "Nodes that failed again and again", single ? [] : (this.found?.again || []).map(([node, count]) => toggle("node", node, `${node} again and again`, count)));
+    for (const part of Object.values(this.parts)) part.hidden = !part.childElementCount;
+    this.field.hidden = single;
+    const rows = this.rows();
+    this.known = Object.fromEntries(rows.map((each) => [each.id, each]));
+    keyed(this.root, rows, (each) => each.id, () => this.made(), (box, each) => {
+      fillIncident(box, each, now);
+      if (single && !box.dataset.shown) box.open = box.dataset.shown = true;
+    });
+    const narrowed = single || [...asked.keys()].some((key) => key !== "page");
+    put(this.root, "data-empty", rows.length ? null : this.problem || (!this.found ? "Asking …" : narrowed ? "No incident fits." : "None on record. May it stay so."));
+    pager(this.pages, single ? null : this.found, (page) => changed({ page }));
+    const open = Object.values(state.incidents).filter((each) => each.outcome === "open").length;
+    say(this.count, this.found && !single ? `${whole(this.found.found)} found, ${open || "none"} open` : "");
   }
 }

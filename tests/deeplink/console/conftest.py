@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from deeplink.console.app import Access, build_app
+from deeplink.console.app import build_app
 from deeplink.console.collect import Collector, ConsoleSettings
 from deeplink.console.feed import TABLES
+from deeplink.console.journal_queries import JournalQueries
+from deeplink.console.request_guard import Access
 from deeplink.console.serve import Console, Server, listen, parse_address
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal
@@ -319,7 +321,12 @@ def serve() -> Iterator[Callable[..., Served]]:
     def start(collector: Collector, access: Access | None = None) -> Served:
         console = Console(collector)
         listener = listen(parse_address("127.0.0.1:0"), token="")
-        app = build_app(console.feed, access or Access(), background=console.collecting, recall=collector.incident)
+        app = build_app(
+            console.feed,
+            access or Access(),
+            JournalQueries(collector.settings.journal),
+            background=console.collecting,
+        )
         server = Server(app, console.feed)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
         thread.start()
@@ -356,9 +363,4 @@ def apply(old: dict[str, Any], delta: dict[str, Any]) -> dict[str, Any]:
         for key, fields in delta["set"].get(table, {}).items():
             rows[key] = {**rows.get(key, {}), **fields}
         new[table] = rows
-    curves = {job: curve for job, curve in old.get("curves", {}).items() if job not in delta["curves_gone"]}
-    for job, curve in delta["curves"].items():
-        before = curves[job]["points"][: curve["keep"]] if curve["keep"] else []
-        curves[job] = {"metric": curve["metric"], "points": [*before, *curve["points"]]}
-    new["curves"] = curves
     return new

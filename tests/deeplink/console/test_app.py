@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
 import json
 import socket
@@ -14,8 +15,8 @@ import pytest
 from typing_extensions import override
 
 from deeplink.console import app as apps
-from deeplink.console.app import Access
 from deeplink.console.collect import Collector, ConsoleSettings
+from deeplink.console.request_guard import Access
 from deeplink.console.serve import listen, parse_address, run
 from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.listeners import ListenError, PortBusyError
@@ -75,11 +76,66 @@ def test_the_api_tells_what_the_page_shows(
     assert len(one["curve"]["points"]) > 100
     assert [each["kind"] for each in one["incidents"]] == ["node-silent"]
     assert len(served.json("/api/v1/incidents")["incidents"]) == 3
+    assert served.json("/api/v1/datasets")["datasets"] == []
     assert not any({"stacks", "timeline"} & set(each) for each in served.json("/api/v1/incidents")["incidents"])
     assert served.json("/healthz")["sources"]["nodes"] == "ok"
     status, _, body = served.get("/api/v1/jobs/4711")
     assert status == 404
     assert "4711" in json.loads(body)["error"]
+
+
+def test_a_list_is_filtered_sorted_and_paged_by_the_console(
+    filled: Journal, collector: Collector, slurm: Any, serve: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    slurm.jobs = tuple(
+        (str(i), str(i), "PENDING", "Priority", "0", "1", "dora", "", "", f"s{i}") for i in range(100, 220)
+    )
+    served = serve(collector)
+    eventually(lambda: served.json("/api/v1/jobs")["found"] == 124)
+    first = served.json("/api/v1/jobs?sort=user&turned=1")
+    assert (len(first["jobs"]), first["pages"], first["jobs"][0]["user"]) == (50, 3, "dora")
+    assert first["states"] == {"failed": 1, "pending": 120, "running": 2, "succeeded": 1}
+    assert [job["id"] for job in served.json("/api/v1/jobs?text=digits")["jobs"]] == [17]
+    assert {job["id"] for job in served.json("/api/v1/jobs?node=n3&state=running")["jobs"]} == {17}
+    assert len(served.json("/api/v1/jobs?page=99")["jobs"]) == 24, "the last one, where there are fewer"
+    assert [each["job"] for each in served.json("/api/v1/incidents?user=alice")["incidents"]] == [17]
+    assert len(served.json("/api/v1/incidents?node=n5&kind=node-dead&job=12")["incidents"]) == 1
+    assert served.json("/api/v1/incidents?since=9e11")["found"] == 0
+    assert served.json("/api/v1/search?text=DIGITS")["hits"][0]["place"] == "jobs/17"
+
+
+@pytest.mark.parametrize("asked", ["jobs?sort=beauty", "jobs?page=x", "incidents?since=nan", "search?colour=red"])
+def test_a_question_that_cannot_be_understood_is_refused_with_what_can_be_asked(
+    asked: str, collector: Collector, serve: Callable[..., Any]
+) -> None:
+    status, _, body = serve(collector).get(f"/api/v1/{asked}")
+    assert status == 400
+    assert json.loads(body)["remedy"]
+
+
+def test_whoever_takes_compressed_answers_gets_them_so(
+    filled: Journal, collector: Collector, serve: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    served = serve(collector)
+    eventually(lambda: len(served.json("/api/v1/nodes")["nodes"]) == 8)
+    for path in ("/api/v1/snapshot", "/api/v1/jobs", "/static/console.js"):
+        _, plain, whole = served.get(path)
+        _, headers, body = served.get(path, accept_encoding="gzip")
+        assert (headers["content-encoding"], "content-encoding" in plain) == ("gzip", False)
+        assert len(body) < len(whole) / 2
+        assert len(gzip.decompress(body)) > len(whole) / 2
+
+
+def test_a_page_that_has_a_snapshot_is_told_what_changed_since(
+    filled: Journal, collector: Collector, serve: Callable[..., Any]
+) -> None:
+    served = serve(collector)
+    have = served.json("/api/v1/snapshot")
+    asker = served.connection()
+    asker.request("GET", f"/api/v1/events?after={have['id']}")
+    _, name, delta = events(asker.getresponse())
+    assert (name, delta["after"]) == ("change", have["seq"])
+    asker.close()
 
 
 def test_one_incident_is_told_whole_when_it_is_asked_for(

@@ -13,11 +13,13 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from deeplink.console.collect import Collector
+from benchmarks.console import MadeSlurm
+from deeplink.console.collect import Collector, ConsoleSettings
 from deeplink.core.finding import Finding, Severity
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import Beat, Incident, IncidentOutcome, NodeRecord, Phase
+from deeplink.scheduler.slurm.client import Slurm
 from tests.waiting import LIMIT_S
 
 BUILD = Path(__file__).parents[3] / "build"
@@ -75,43 +77,126 @@ def texts(browser: webdriver.Chrome, selector: str) -> list[str]:
     return found
 
 
-def test_the_page_shows_the_cluster_and_follows_it(
+def go(browser: webdriver.Chrome, served: Any, place: str, ready: str, eventually: Callable[..., Any]) -> None:
+    """Open a place by its URL, and wait until there is something of it."""
+    browser.get(f"http://127.0.0.1:{served.port}/#/{place}")
+    eventually(lambda: texts(browser, ready), LIMIT_S)
+
+
+def place(browser: webdriver.Chrome) -> str:
+    return str(browser.execute_script("return location.hash"))
+
+
+def test_the_fabric_shows_the_cluster_and_follows_it(
     living: Journal,
     collector: Collector,
     serve: Callable[..., Any],
     browser: webdriver.Chrome,
     eventually: Callable[..., Any],
 ) -> None:
-    browser.get(f"http://127.0.0.1:{serve(collector).port}/")
-    eventually(lambda: len(texts(browser, ".tile")) == 8, LIMIT_S)
+    go(browser, serve(collector), "fabric", ".tile:nth-child(2)", eventually)
+    eventually(lambda: len(texts(browser, ".tile")) == 8)
     assert texts(browser, ".tile .t-name") == [f"n{number}" for number in range(8)]
     assert texts(browser, ".switch-name") == [
         "core", "spine0", "leaf0", "leaf1", "spine1", "leaf2", "leaf3",
     ]  # fmt: skip
     assert "17 · ranks 4\N{EN DASH}5" in texts(browser, ".tile[data-node=n3] .t-job")
     assert texts(browser, ".tile[data-node=n1] .t-state") == ["down \N{EN DASH} Not responding"]
-    assert texts(browser, ".job-name") == ["resnet50-warmup", "digits-ddp", "gpt-small", "hyperband-3"]
-    curve = browser.find_element(By.CSS_SELECTOR, ".job[data-job='17'] .curve")
+    assert "2 nodes down" in texts(browser, "#headline")[0]
+    browser.execute_script("document.querySelector('.tile').dataset.witness = 'kept'")
+    found = Finding(check="disk", severity=Severity.WARNING, text="slow <b>", since_unix=1.0)
+    living.record_node(NodeRecord(name=NodeName("n2"), seen_unix=time.time(), health=(found,)))
+    eventually(lambda: texts(browser, ".tile[data-node=n2][data-unfit]"))
+    assert texts(browser, ".tile[data-witness=kept]"), "tiles are updated in place, not made again"
+    browser.find_element(By.CSS_SELECTOR, ".tile[data-node=n5]").click()
+    eventually(lambda: place(browser) == "#/fabric?node=n5")
+    eventually(lambda: "n5, running" in texts(browser, "#inspector")[0])
+    browser.find_element(By.CSS_SELECTOR, ".chip[href*='health=down']").click()
+    eventually(lambda: "health=down" in place(browser))
+    eventually(lambda: len(texts(browser, ".tile.aside")) == 6)
+    browser.back()
+    eventually(lambda: place(browser) == "#/fabric?node=n5" and not texts(browser, ".tile.aside"))
+    browser.forward()
+    eventually(lambda: len(texts(browser, ".tile.aside")) == 6)
+
+
+@pytest.mark.usefixtures("living")
+def test_every_place_at_three_sizes_in_both_themes_sticks_out_nowhere(
+    collector: Collector, serve: Callable[..., Any], browser: webdriver.Chrome, eventually: Callable[..., Any]
+) -> None:
+    served = serve(collector)
+    ready = {
+        "now": ".concern",
+        "fabric": ".tile",
+        "jobs": "[data-job] .row-link",
+        "jobs/17": ".job .curve",
+        "cache": "#shards tbody tr",
+        "incidents": ".incident",
+    }
+    for where, shown in ready.items():
+        go(browser, served, where, shown, eventually)
+        for width in (390, 1280, 2560):
+            for scheme in ("light", "dark"):
+                picture(browser, f"console-{where.replace('/', '-')}-{width}-{scheme}.png", scheme, width)
+                assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    unnamed = browser.execute_script(
+        "return [...document.querySelectorAll('button, input, svg[role=img], section.place, table, [role=group]')]"
+        ".filter((each) => !each.getAttribute('aria-label') && !each.getAttribute('aria-labelledby') "
+        "&& !each.querySelector('caption') && !each.textContent.trim()).map((each) => each.outerHTML.slice(0, 80))"
+    )
+    assert unnamed == []
+
+
+@pytest.mark.usefixtures("living")
+def test_jobs_are_found_by_what_is_chosen_and_each_has_its_page(
+    collector: Collector,
+    slurm: Any,
+    serve: Callable[..., Any],
+    browser: webdriver.Chrome,
+    eventually: Callable[..., Any],
+) -> None:
+    slurm.jobs = tuple(
+        (str(i), str(i), "PENDING", "Priority", "0", "1", "dora", "", "", f"sweep-{i}") for i in range(100, 220)
+    )
+
+    def rows() -> list[str]:
+        return texts(browser, ".jobs-table .row-link")
+
+    go(browser, serve(collector), "jobs", ".row-link", eventually)
+    eventually(lambda: len(rows()) == 50)
+    assert rows()[:3] == ["21", "17", "219"], "what runs comes first"
+    browser.find_element(By.CSS_SELECTOR, ".page[href*='page=2']").click()
+    eventually(lambda: place(browser) == "#/jobs?page=2" and len(rows()) == 50 and "17" not in rows())
+    browser.execute_script("scrollTo(0, 0)")
+    browser.find_element(By.LINK_TEXT, "steps/s").click()
+    eventually(lambda: rows()[:2] == ["21", "17"])
+    assert texts(browser, "[aria-sort=descending] .sort") == ["steps/s"]
+    field = browser.find_element(By.CSS_SELECTOR, "#job-list .filter-text")
+    field.send_keys("digits")
+    eventually(lambda: rows() == ["17"])
+    assert "text=digits" in place(browser)
+    browser.find_element(By.LINK_TEXT, "17").click()
+    eventually(lambda: texts(browser, ".job .c-line"))
+    curve = browser.find_element(By.CSS_SELECTOR, ".job .curve")
     assert len(curve.find_elements(By.CSS_SELECTOR, ".c-line")) == 2
     assert "32 repeated" in curve.text
-    assert len(curve.find_element(By.CSS_SELECTOR, ".c-line").get_attribute("d") or "") > 500
-    assert len(texts(browser, ".incident")) == 3
-    assert len(texts(browser, "#shards tbody tr")) == 6
-    shares = zip(texts(browser, "#shards tbody th"), texts(browser, "#shards td:nth-child(4)"), strict=True)
-    assert {("n0", "100 %"), ("n3", "87.2 %")} <= set(shares)  # 38 of 38 shards' bytes, 41 of 47
-    assert "verified 9" in texts(browser, "#n-shards")[0]
-    bars = browser.find_elements(By.CSS_SELECTOR, "#shards .bar i")
-    widths = [float(bar.value_of_css_property("width").removesuffix("px")) for bar in bars]
-    assert all(held >= verified > 0 for held, verified in zip(widths[::2], widths[1::2], strict=True))
-    assert "2 nodes down" in texts(browser, "#headline")[0]
-    picture(browser, "console.png")
-    picture(browser, "console-dark.png", "dark")
-    picture(browser, "console-800.png", "light", 800)
-    sideways = browser.execute_script("return document.documentElement.scrollWidth")
-    assert sideways == 800, "nothing sticks out to the side"
-    picture(browser, "console-dark-800.png", "dark", 800)
+    assert "node-silent on n1" in texts(browser, ".befell a")[0]
+    browser.execute_script("document.querySelector('.job .curve').focus()")
+    browser.switch_to.active_element.send_keys(Keys.ARROW_LEFT)
+    eventually(lambda: "step 639" in texts(browser, ".job .curve-read")[0])
+    browser.back()
+    eventually(lambda: rows() == ["17"])
 
-    browser.execute_script("document.querySelector('.tile').dataset.witness = 'kept'")
+
+def test_incidents_are_filtered_and_one_is_told_whole(
+    living: Journal,
+    collector: Collector,
+    serve: Callable[..., Any],
+    browser: webdriver.Chrome,
+    eventually: Callable[..., Any],
+) -> None:
+    go(browser, serve(collector), "incidents", ".incident", eventually)
+    eventually(lambda: len(texts(browser, ".incident")) == 3)
     now = time.time()
     living.record_incident(
         Incident(
@@ -131,48 +216,58 @@ def test_the_page_shows_the_cluster_and_follows_it(
     assert "detected 1.5 s" in newest.text
     newest.find_element(By.CSS_SELECTOR, "summary").send_keys(Keys.ENTER)
     eventually(lambda: "<img src=x onerror=alert(1)>" in newest.text)  # shown as text, not as a page
-    assert "1 incident open" in texts(browser, "#headline")[0]
+    eventually(lambda: "1 incident open" in texts(browser, "#headline")[0])
     eventually(lambda: "first sign of it" in newest.text)
     assert texts(browser, ".incident:first-child .i-course li")[-1].startswith("+1.5 sdetected: node-dead")
     living.record_moment("21.0.0-node-dead-n5", now + 2.0, "its agent was asked")
     eventually(lambda: "its agent was asked" in newest.text)
-    (hung,) = [each for each in browser.find_elements(By.CSS_SELECTOR, ".incident") if "ranks hung" in each.text]
+    (again,) = [chip for chip in browser.find_elements(By.CSS_SELECTOR, ".chip") if "again and again" in chip.text]
+    assert "n5" in again.text
+    again.click()
+    eventually(lambda: len(texts(browser, ".incident")) == 2)
+    assert "node=n5" in place(browser)
+    browser.get(browser.current_url.partition("#")[0] + "#/incidents?kind=ranks-hung")
+    eventually(lambda: len(texts(browser, ".incident")) == 1)
+    (hung,) = browser.find_elements(By.CSS_SELECTOR, ".incident")
     hung.find_element(By.CSS_SELECTOR, "summary").click()
     eventually(lambda: "rank 2: process 4002 D, by kernel" in hung.text)
     hung.find_elements(By.CSS_SELECTOR, ".i-stacks summary")[1].click()
     eventually(lambda: "<b>nfs_wait</b>" in hung.text)
-    assert texts(browser, ".tile[data-witness=kept]"), "tiles are updated in place, not made again"
 
 
-def test_keys_reach_nodes_and_curves(
-    living: Journal,
-    collector: Collector,
-    serve: Callable[..., Any],
-    browser: webdriver.Chrome,
-    eventually: Callable[..., Any],
+@pytest.mark.usefixtures("living")
+def test_one_field_finds_everything_and_keys_reach_it(
+    collector: Collector, serve: Callable[..., Any], browser: webdriver.Chrome, eventually: Callable[..., Any]
 ) -> None:
-    browser.get(f"http://127.0.0.1:{serve(collector).port}/")
-    eventually(lambda: len(texts(browser, ".tile")) == 8, LIMIT_S)
+    go(browser, serve(collector), "now", ".concern", eventually)
     body = browser.find_element(By.TAG_NAME, "body")
     body.send_keys(Keys.TAB)
-    assert browser.switch_to.active_element.text == "Skip to the fabric"
-    browser.switch_to.active_element.send_keys(Keys.TAB)
+    assert browser.switch_to.active_element.text == "Skip to the page"
+    for text, found, leads in (
+        ("n3", "noden3", "#/fabric?leaf=leaf1&node=n3"),
+        ("digits", "job17", "#/jobs/17"),
+        ("chi", "userchi", "#/jobs?user=chi"),
+        ("node-silent", "incident3", "#/incidents/3"),
+    ):
+        browser.find_element(By.TAG_NAME, "body").send_keys("/")
+        field = browser.switch_to.active_element
+        assert field.get_attribute("role") == "combobox"
+        field.send_keys(text)
+        eventually(lambda found=found: [hit for hit in texts(browser, ".hit[aria-selected=true]") if found in hit])
+        field.send_keys(Keys.ENTER)
+        eventually(lambda leads=leads: place(browser) == leads)
+    assert (
+        browser.execute_script("return document.querySelector('#places [aria-current]').textContent")
+        == "Incidents"
+    )
+    go(browser, serve(collector), "fabric", ".tile", eventually)
+    browser.execute_script("document.querySelector('.tile[tabindex=\"0\"]').focus()")
     browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
     assert browser.switch_to.active_element.get_attribute("data-node") == "n1"
     eventually(lambda: "reason: Not responding" in texts(browser, "#inspector")[0])
-    browser.execute_script("document.querySelector('.job[data-job=\"17\"] .curve').focus()")
-    browser.switch_to.active_element.send_keys(Keys.ARROW_LEFT)
-    eventually(lambda: "step 639" in texts(browser, ".job[data-job='17'] .curve-read")[0])
-    unnamed = browser.execute_script(
-        "return [...document.querySelectorAll('button, svg[role=img], section, table')].filter((each) => "
-        "!each.getAttribute('aria-label') && !each.getAttribute('aria-labelledby') "
-        "&& !each.querySelector('caption'))"
-        ".map((each) => each.outerHTML.slice(0, 80))"
-    )
-    assert unnamed == []
 
 
-def test_a_held_job_and_findings_are_on_the_page_with_what_helps(  # noqa: PLR0917 - fixtures
+def test_what_needs_a_hand_stands_first_with_the_command_to_copy(  # noqa: PLR0917 - fixtures
     living: Journal,
     collector: Collector,
     slurm: Any,
@@ -188,23 +283,44 @@ def test_a_held_job_and_findings_are_on_the_page_with_what_helps(  # noqa: PLR09
         ("31", "30_2", "PENDING", "job requeued in held state", "1", "1", "eve", "", "", "array"),
         ("30", "30_3", "FAILED", "None", "0", "1", "eve", "n7", "n7", "array"),
     )
-    browser.get(f"http://127.0.0.1:{serve(collector).port}/")
-    card = ".job[data-job='31']"
-    eventually(lambda: texts(browser, f"{card} .badge") == ["held"], LIMIT_S)
-    assert texts(browser, f"{card} .job-id") == ["30_2"]
-    assert texts(browser, f"{card} .job-remedy") == ["held: `scontrol release 30_2` lets it start"]
-    assert browser.find_element(By.CSS_SELECTOR, card).get_attribute("open"), "not among those that ended"
-    assert browser.find_element(By.CSS_SELECTOR, f"{card} .job-remedy").is_displayed()
-    assert "job 30_2 is held" in texts(browser, "#headline")[0].lower()
-    line = "n4: disk (comment): slow <b>; `deeplink health` on n4 looks again"
-    eventually(lambda: line in texts(browser, "#findings li"))
-    assert texts(browser, ".tile[data-node=n4][data-unfit] .t-state")[0].endswith("; disk (comment): slow <b>")
-    picture(browser, "console-held.png")
+    served = serve(collector)
+    go(browser, served, "now", ".concern[data-kind=held]", eventually)
+    assert texts(browser, ".concern .c-title")[0] == "2 nodes down"
+    assert texts(browser, ".concern[data-kind=held] .command-text") == ["scontrol release 30_2"]
+    eventually(lambda: texts(browser, ".concern[data-kind=finding] .c-title") == ["n4: disk (comment): slow <b>"])
+    browser.find_element(By.CSS_SELECTOR, ".concern[data-kind=held] .copy").click()
+    eventually(lambda: "Copied" in texts(browser, ".concern[data-kind=held] .copy"))
+    browser.find_element(By.CSS_SELECTOR, ".concern[data-kind=held] .c-title").click()
+    eventually(lambda: texts(browser, ".job .badge") == ["held"])
+    assert texts(browser, ".job .command-text") == ["scontrol release 30_2"]
+    go(browser, served, "fabric", ".tile[data-node=n4][data-unfit]", eventually)
+    assert texts(browser, ".tile[data-node=n4] .t-state")[0].endswith("; disk (comment): slow <b>")
+    assert "n4: disk (comment): slow <b>; `deeplink health` on n4 looks again" in texts(browser, "#findings li")
     slurm.jobs = (("31", "30_2", "PENDING", "Resources", "1", "1", "eve", "", "", "array"),)
     living.record_node(NodeRecord(name=NodeName("n4"), seen_unix=time.time()))
-    eventually(lambda: texts(browser, f"{card} .badge") == ["pending"])
-    assert not browser.find_element(By.CSS_SELECTOR, f"{card} .job-remedy").is_displayed()
-    eventually(lambda: not [each for each in texts(browser, "#findings li") if each.startswith("n4")])
+    eventually(lambda: not texts(browser, "#findings li"))
+    go(browser, served, "jobs/31", ".job .badge", eventually)
+    eventually(lambda: texts(browser, ".job .badge") == ["pending"])
+    assert not browser.find_element(By.CSS_SELECTOR, ".job-remedy").is_displayed()
+
+
+def test_ten_thousand_nodes_are_rows_of_cells_and_a_leaf_is_its_tiles(
+    tmp_path: Path, serve: Callable[..., Any], browser: webdriver.Chrome, eventually: Callable[..., Any]
+) -> None:
+    settings = ConsoleSettings(journal=tmp_path / "none", interval_s=5.0)
+    served = serve(Collector(settings, slurm=Slurm(MadeSlurm(10_000, 300))))
+    go(browser, served, "fabric", ".leaf:nth-child(313)", eventually)
+    assert browser.execute_script("return document.querySelectorAll('.cell').length") == 10_000
+    height = browser.execute_script("return document.documentElement.scrollHeight")
+    assert height < 6_000, "a wall of 35,000 pixels was what a thousand nodes took"
+    picture(browser, "console-ten-thousand.png")
+    label = browser.find_element(By.CSS_SELECTOR, ".leaf").get_attribute("aria-label") or ""
+    assert label.startswith("leaf0: 32 nodes, 2 not well: node00007 down")
+    browser.find_element(By.CSS_SELECTOR, ".leaf").click()
+    eventually(lambda: len(texts(browser, ".tile")) == 32)
+    assert "leaf=leaf0" in place(browser)
+    browser.back()
+    eventually(lambda: len(texts(browser, ".leaf")) == 313)
 
 
 @pytest.mark.usefixtures("living")
@@ -216,14 +332,13 @@ def test_a_dead_controller_and_a_lost_console_are_said(
     eventually: Callable[..., Any],
 ) -> None:
     served = serve(collector)
-    browser.get(f"http://127.0.0.1:{served.port}/")
+    go(browser, served, "fabric", ".tile", eventually)
     eventually(lambda: len(texts(browser, ".tile")) == 8, LIMIT_S)
     slurm.dead = True
     eventually(lambda: "Slurm stopped answering" in texts(browser, "#headline")[0])
     eventually(lambda: "Unable to contact slurm controller" in texts(browser, "#notice")[0])
     eventually(lambda: "no answer since" in texts(browser, "#a-fabric")[0])
     assert len(texts(browser, ".tile")) == 8, "the last known nodes stay"
-    picture(browser, "console-slurm-dead.png")
     slurm.dead = False
     eventually(lambda: "2 nodes down" in texts(browser, "#headline")[0])
     served.server.should_exit = True

@@ -7,7 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.console.jobs import MOST_POINTS, Point, drawn, rate, repeated, thin
+from deeplink.console.curve import MOST_POINTS, Point, drawn, rate, thin
+from deeplink.console.jobs import repeated
 from deeplink.core.types import Attempt
 from deeplink.scheduler.recovery.records import ProgressPoint
 

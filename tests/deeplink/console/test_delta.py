@@ -14,10 +14,6 @@ _rows = st.dictionaries(
     st.sampled_from(["n0", "n1", "n2"]),
     st.fixed_dictionaries({"state": st.sampled_from(["idle", "down"]), "gpus": st.integers(0, 2)}),
 )
-_curves = st.dictionaries(
-    st.sampled_from(["7", "8"]),
-    st.fixed_dictionaries({"metric": st.sampled_from(["loss", "acc"]), "points": st.lists(st.integers(0, 2))}),
-)
 
 
 def _documents(seq: int) -> st.SearchStrategy[dict[str, Any]]:
@@ -28,7 +24,6 @@ def _documents(seq: int) -> st.SearchStrategy[dict[str, Any]]:
             "cluster": st.text(max_size=2),
             "headline": st.just({"mood": "good", "text": ""}),
             "interval_s": st.just(2.0),
-            "curves": _curves,
             **dict.fromkeys(TABLES, _rows),
         }
     )
@@ -39,13 +34,6 @@ def test_a_change_leads_from_the_old_to_the_new(old: dict[str, Any], new: dict[s
     assert apply(old, change(old, new)) == new
 
 
-def test_a_growing_curve_sends_its_new_points_only() -> None:
-    old = {"seq": 1, "curves": {"7": {"metric": "loss", "points": [[step, 1.0, 0] for step in range(500)]}}}
-    new = {"seq": 2, "curves": {"7": {"metric": "loss", "points": [[step, 1.0, 0] for step in range(503)]}}}
-    sent = change(old, new)["curves"]["7"]
-    assert sent == {"metric": "loss", "keep": 500, "points": [[500, 1.0, 0], [501, 1.0, 0], [502, 1.0, 0]]}
-
-
 def test_nothing_new_is_nearly_nothing() -> None:
     old = {"seq": 1, "unix": 1.0, "nodes": {"n0": {"state": "idle"}}}
     assert change(old, {**old, "seq": 2, "unix": 2.0}) == {
@@ -53,6 +41,4 @@ def test_nothing_new_is_nearly_nothing() -> None:
         "meta": {"seq": 2, "unix": 2.0},
         "set": {},
         "gone": {},
-        "curves": {},
-        "curves_gone": [],
     }

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from deeplink.console.app import Access
+from deeplink.console.request_guard import Access
 
 LOCAL = {"host": "127.0.0.1:8642"}
 TOKEN = "correct-horse-battery"  # noqa: S105 - a token of this test

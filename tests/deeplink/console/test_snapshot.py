@@ -7,19 +7,24 @@ import json
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deeplink.console.collect import Collector, ConsoleSettings, FactSource, JournalFacts, Readings, SourceState
-from deeplink.console.jobs import MOST_JOBS
-from deeplink.console.nodes import ShownHealth, slurm_health
-from deeplink.console.snapshot import ConsoleSnapshot, Mood, build
+from deeplink.cache.replicate import residency
+from deeplink.console.collect import Collector, ConsoleSettings, JournalFacts, Readings
+from deeplink.console.concerns import ConcernKind, concerns
+from deeplink.console.jobs import MOST_JOBS, Mood
+from deeplink.console.journal_queries import JournalQueries
+from deeplink.console.nodes import NodeView, ShownHealth, slurm_health
+from deeplink.console.snapshot import ConsoleSnapshot, build
+from deeplink.console.sources import FactSource, SourceState
 from deeplink.core.finding import Finding, Severity
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.jobs.picture import help_for
 from deeplink.scheduler.journal.journal import Journal
-from deeplink.scheduler.recovery.records import Beat, NodeRecord, Phase, ProgressPoint
+from deeplink.scheduler.recovery.records import Beat, Incident, NodeRecord, Phase, ProgressPoint
 from deeplink.scheduler.slurm.parse import NodeRow
 from deeplink.scheduler.slurm.states import parse_node_state
 
@@ -69,7 +74,9 @@ def test_the_document_is_strict_json_also_with_a_loss_of_nan(journal: Journal, c
     document = shown(collector).document()
     json.dumps(document, allow_nan=False)
     assert document["jobs"]["3"]["loss"] == "inf"
-    assert document["curves"]["3"]["points"] == [[0, 1.0, 0], [1, None, 0], [2, None, 0]]
+    curve = JournalQueries(journal.path).curve(3)
+    assert curve is not None
+    assert curve["points"] == [[0, 1.0, 0], [1, None, 0], [2, None, 0]]
 
 
 def test_without_slurm_the_tree_comes_from_the_nodes_and_nothing_is_guessed(filled: Journal) -> None:
@@ -174,10 +181,11 @@ def test_more_jobs_than_a_page_can_hold(filled: Journal, collector: Collector, s
     waiting = [(str(i), str(i), "PENDING", "Priority", "0", "1", "dora", "", "", "many") for i in range(100, 900)]
     slurm.jobs = (("50", "50", "RUNNING", "None", "0", "1", "dora", "n2", "n2", "old but running"), *waiting)
     snapshot = shown(collector)
-    assert (len(snapshot.jobs), snapshot.jobs_known) == (MOST_JOBS, 805)
-    assert {17, 21, 50} <= {job.id for job in snapshot.jobs}, "those that run are never left out"
+    document = snapshot.document()
+    assert (len(document["jobs"]), document["jobs_known"]) == (MOST_JOBS, 805)
+    assert {"17", "21", "50"} <= set(document["jobs"]), "those that run are never left out"
     slurm.jobs = (("99", "99", "PENDING", "JobHeldUser", "0", "1", "dora", "", "", "held"), *waiting)
-    assert 99 in {job.id for job in shown(collector).jobs}, "nor is one that needs somebody"
+    assert "99" in shown(collector).document()["jobs"], "nor is one that needs somebody"
 
 
 def test_what_slurm_knows_of_the_end_goes_before_a_launchers_last_word(
@@ -292,6 +300,71 @@ def test_slurm_dead_from_the_start_and_slurm_dead_later(collector: Collector, sl
     source = next(source for source in later.sources if source.name == "nodes")
     assert source.state is SourceState.FAILING
     assert source.at_unix > 0
+
+
+def test_what_needs_a_hand_comes_in_order_with_the_command_that_helps(
+    filled: Journal, collector: Collector, slurm: Any
+) -> None:
+    worn = Finding(check="disk", severity=Severity.WARNING, text="full", since_unix=1.0)
+    filled.record_node(NodeRecord(name=NodeName("n2"), seen_unix=time.time(), health=(worn,)))
+    filled.record_incident(Incident(id="x-1", kind="node-dead", began_unix=1.0, detected_unix=2.0))
+    slurm.jobs = (
+        ("50", "50", "PENDING", "JobHeldAdmin", "0", "1", "dora", "", "", "held by an administrator"),
+        ("51", "51", "PENDING", "JobHeldUser", "0", "1", "dora", "", "", "her own affair"),
+    )
+    found = shown(collector).concerns
+    assert [(each.kind.value, each.command) for each in found] == [
+        ("down", "scontrol update nodename=n[1,4] state=resume"),
+        ("held", "scontrol release 50"),
+        ("finding", "ssh n2 deeplink health"),
+        ("drained", "scontrol update nodename=n7 state=resume"),
+        ("incident", "deeplink incident 4"),
+    ]
+    slurm.dead = True
+    assert [each.command for each in shown(collector).concerns][:1] == ["scontrol ping"]
+
+
+def test_of_many_alike_twenty_are_listed_and_the_others_counted(journal: Journal, collector: Collector) -> None:
+    worn = Finding(check="disk", severity=Severity.WARNING, text="full", since_unix=1.0)
+    for number in range(30):
+        journal.record_node(NodeRecord(name=NodeName(f"m{number}"), seen_unix=time.time(), health=(worn,)))
+    snapshot = shown(collector)
+    findings = [each for each in snapshot.concerns if each.kind is ConcernKind.FINDING]
+    assert (len(findings), findings[-1].title) == (21, "10 more findings")
+    assert "m0: disk (comment): full · m1: disk (comment): full · 28 more findings" in snapshot.headline.text
+
+
+def test_a_leaf_of_which_every_node_is_lost_is_told_as_one(journal: Journal) -> None:
+    lost = [node_view(f"n{number}", "leaf1", ShownHealth.DOWN) for number in (2, 3)]
+    well = [node_view(f"n{number}", "leaf0", ShownHealth.IDLE) for number in (0, 1)]
+    readings = Readings(unix=1.0, interval_s=1.0, sources=())
+    titles = [each.title for each in concerns(readings, [*well, *lost], ())]
+    assert titles == ["2 nodes down", "every node of leaf1 is lost"]
+
+
+def node_view(name: str, switch: str, health: ShownHealth) -> NodeView:
+    return NodeView(
+        name=name, order=0, switch=switch, health=health, state="", reason="", gpus=None, job=None, ranks=(),
+        spare=False, shards=None, shard_bytes=None, verified_bytes=None, free_bytes=None, heard_unix=0.0,
+        findings=(), unfit=False, remedy="",
+    )  # fmt: skip
+
+
+def test_datasets_say_how_large_they_are_and_where_they_were_found(tmp_path: Path) -> None:
+    root = tmp_path / "catalog"
+    for version in ("a" * 40, "b" * 40):
+        (root / "digits").mkdir(parents=True, exist_ok=True)
+        (root / "digits" / f"{version}.arrow").touch()
+        (root / "digits" / "latest").write_text(version)
+        text = json.dumps({"source": "/d", "plan": "p", "files": 9, "bytes": 90, "shards": 1, "packed_unix": 1.0})
+        (root / "digits" / f"{version}.json").write_text(text)
+    residency.note(root, "digits", "b" * 40, {NodeName("n2"): 45}, total=90, unix=time.time())
+    collector = Collector(ConsoleSettings(journal=tmp_path / "none", slurm=False, catalog=root))
+    assert collector.readings().source("catalog").state is SourceState.WAITING
+    collector.refresh_datasets()
+    found = {each.version[0]: each for each in build(collector.readings()).datasets}
+    assert (found["b"].newest, found["b"].nodes, found["b"].total) == (True, (("n2", 45),), 90)
+    assert (found["a"].newest, found["a"].files, found["a"].nodes) == (False, 9, None), "nobody has looked"
 
 
 def test_a_quiet_page_says_so() -> None:
