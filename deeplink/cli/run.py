@@ -294,7 +294,7 @@ def command(  # noqa: PLR0913 - one for each option
     config = load_config()
     if interface is not None:
         config = replace(config, interface=interface)
-    backend = _backend(config, local, srun_options)
+    backend = _backend(config, local, srun_options, goes_on=link is not None and link.greeted().died is not None)
     nodes, resting = len(backend.nodes), spares or 0
     count = nnodes if nnodes is not None else nodes - resting
     if count < 1 or count + resting > nodes:
@@ -345,16 +345,17 @@ def _served_paths(names: str | None, config: Config, inside: _ContainerOptions) 
     return environment(packed_roots(chosen, config), os.environ)
 
 
-def _backend(config: Config, local: int | None, srun_options: tuple[str, ...]) -> Backend:
+def _backend(config: Config, local: int | None, srun_options: tuple[str, ...], *, goes_on: bool) -> Backend:
     if local is not None:
         from deeplink.scheduler.launch.local_backend import LocalBackend
 
         if srun_options:
             raise click.UsageError("--srun-option means nothing with --local")
         return LocalBackend.on_this_machine(local, os.environ, config.store, config.state)
-    from deeplink.scheduler.launch.slurm_backend import SlurmBackend
+    from deeplink.scheduler.launch.slurm_backend import ANSWER_S, LONG_ANSWER_S, SlurmBackend
 
-    return SlurmBackend.from_environment(os.environ, config.state, srun_options).with_granted()
+    backend = SlurmBackend.from_environment(os.environ, config.state, srun_options)
+    return backend.with_granted(LONG_ANSWER_S if goes_on else ANSWER_S)
 
 
 def _print_plan(backend: Backend, order: LaunchSpec, site: SiteFabric | None, *, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from deeplink.core.codec import from_row, to_row
 from deeplink.core.publish import write_text
+from deeplink.core.timeouts import call_with_timeout
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
 from deeplink.scheduler.launch.history import Progress
 from deeplink.scheduler.launch.process import AdoptedProcess, AgentProcesses, StartedAgents
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 FILE = "run.json"
+WRITE_S = 3.0  # supervision waits no longer for its storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +127,12 @@ class RunStateFile:
             return None
 
     def write(self, state: RunState) -> None:
-        """Publish the state; a failure is logged: the run goes on, and a next launcher begins a new attempt."""
-        self._write(state, self._number())
+        """Publish the state, within `WRITE_S`; a failure is logged: a next launcher then begins a new attempt."""
+        number = self._number()
+        try:
+            call_with_timeout(lambda: self._write(state, number), WRITE_S)
+        except TimeoutError:
+            log.warning("%s: not written within %g s", self._path, WRITE_S)
 
     def write_soon(self, state: RunState) -> None:
         """Do the same without waiting for the storage."""
@@ -152,9 +158,13 @@ class RunStateFile:
 
     def remove(self) -> None:
         """The run has ended: there is nothing to go on with."""
-        with self._lock:
-            self._written = self._newest = self._newest + 1
-            self._path.unlink(missing_ok=True)
+        number = self._number()
+        if self._lock.acquire(timeout=WRITE_S):  # else a write hangs, and what it publishes is of an ended run
+            try:
+                self._written = number
+                self._path.unlink(missing_ok=True)
+            finally:
+                self._lock.release()
 
 
 class Handover:

@@ -61,6 +61,7 @@ PMI = "pmi2"  # Which plugin of srun's tells MPI who is who: it serves MPICH and
 EMPTY_STEP_S = 10.0
 GIVEN_UP_S, LOOK_AGAIN_S = 20.0, 1.0  # How long, and how often, Slurm is looked at for having given a lost node up
 ANSWER_S = 120.0  # For how long it is asked again for what it did not answer
+LONG_ANSWER_S = 3600.0  # The same, where ranks run on meanwhile
 _ALIVE = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPED, JobState.SIGNALING, JobState.RESIZING})
 
 
@@ -125,9 +126,9 @@ class SlurmBackend(Backend):
     def label(self) -> str:
         return str(self.address or self.job)
 
-    def with_granted(self) -> Self:
+    def with_granted(self, wait_s: float = ANSWER_S) -> Self:
         """Return the same with what Slurm's record tells of the job, asked for as long as nobody answers."""
-        tries_end = self.clock.monotonic() + ANSWER_S
+        tries_end = self.clock.monotonic() + wait_s
         while True:
             try:
                 told = self.slurm.allocation(self.job)

@@ -150,13 +150,15 @@ class Supervisor:
         )
         link = handover.link
         said = f"signal {link.died or 0:d} ended the launcher, and it was started again"
-        self._reporter.take_over(layout, before.incident, said, max(0.0, self._clock.monotonic() - link.died_at))
+        away_s = max(0.0, self._clock.monotonic() - link.died_at)
+        self._reporter.take_over(layout, before.incident, said, away_s)
         token = self._agents.token(launch.attempt)
         self._step = handover.ranks(self._backend, before, self._spec.command, token)
         is_there = self._step is not None
         running = _Running(layout, self._step or NoRanks(), before.began)
         then = f"attempt {launch.attempt} goes on" if is_there else "the ranks are started again"
-        self._events.event("launcher-restarted", f"{said}: {then}", attempt=str(launch.attempt), signal=link.died)
+        facts = {"attempt": str(launch.attempt), "signal": link.died, "away_s": away_s}
+        self._events.event("launcher-restarted", f"{said}: {then}", **facts)
         if link.is_last:
             because = f"{said}, {parent.MOST_DEATHS} times in {parent.WITHIN_S:.0f} s"
             code, kind = 128 + (link.died or 0), IncidentKind.LAUNCHER_LOST
