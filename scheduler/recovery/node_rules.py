@@ -178,13 +178,16 @@ def blamed(
 
 def brake(dead: Mapping[NodeName, object], snapshot: Snapshot, policy: WatchPolicy) -> tuple[str, ...]:
     """Return why so many deaths at once are not believed yet; empty when they are."""
-    silent_s = [snapshot.nodes[name].away_s for name in dead]
-    lately = [0.0] * len(snapshot.dead_lately - dead.keys())
-    most, brake_s = policy.most_at_once, policy.brake_s
-    if not dead or not is_braked([*silent_s, *lately], len(snapshot.nodes), most=most, brake_s=brake_s):
+    # Nodes that one job loses at once are one loss, and one incident, however many.
+    silent_s: dict[object, float] = {}
+    for name in {*dead, *snapshot.dead_lately}:
+        job = next((job.attempt.job for job in jobs_on(name, snapshot)), name)
+        away_s = snapshot.nodes[name].away_s if name in dead else 0.0
+        silent_s[job] = min(away_s, silent_s.get(job, away_s))
+    of, most, brake_s = len(snapshot.nodes), policy.most_at_once, policy.brake_s
+    if not dead or not is_braked(silent_s.values(), of, most=most, brake_s=brake_s):
         return ()
-    count = len(silent_s) + len(lately)
-    return (f"brake: {count} dead nodes at once: nothing is done until they are silent for {brake_s:.0f} s",)
+    return (f"brake: {len(silent_s)} losses at once: nothing is done until they have lasted {brake_s:.0f} s",)
 
 
 # Silent leaves: is it their switch?

@@ -1,4 +1,4 @@
-"""What nobody scripted, on a real Slurm: the watchdog's disk full, killed again and again, most of its nodes lost.
+"""What nobody scripted, on a real Slurm: the watchdog's disk full, its crash loop, most nodes of a job lost.
 
 Seconds are measured and printed (`pytest -s`, or the report of a failure), never asserted.
 """

@@ -1094,13 +1094,34 @@ def test_no_more_nodes_are_drained_for_their_checks_than_can_be_believed(count: 
 
 
 @pytest.mark.parametrize(("away_s", "remedies"), [(4.0, {"nothing"}), (61.0, {"drain-down"})])
-def test_three_nodes_dead_at_once_are_looked_at_again_after_a_minute(away_s: float, remedies: set[str]) -> None:
-    here = replace(STRANDED, agents_silent={NAMES[0]: 0.1, NAMES[1]: away_s, NAMES[4]: away_s})
+def test_three_jobs_that_lose_a_node_at_once_are_looked_at_again_after_a_minute(
+    away_s: float, remedies: set[str]
+) -> None:
+    here = replace(STRANDED, agents_silent=missing(NAMES[1], away_s))
     there = replace(WELL_ELSEWHERE, agents_silent={NAMES[5]: 0.1, NAMES[6]: away_s})
-    nodes = cluster(*(gone(name, away_s) for name in ("n1", "n4", "n6")))
-    verdicts = judge(Snapshot(jobs=(here, there), nodes=nodes), POLICY)
+    nodes = (NAMES[3], NAMES[2])
+    yonder = replace(
+        STRANDED,
+        attempt=Attempt(18, 0, 0),
+        nodes=nodes,
+        rank_nodes=nodes,
+        batch_host=NAMES[3],
+        agents_silent={NAMES[3]: 0.1, NAMES[2]: away_s},
+    )
+    lost = cluster(*(gone(name, away_s) for name in ("n1", "n2", "n6")))
+    verdicts = judge(Snapshot(jobs=(there, here, yonder), nodes=lost), POLICY)
     assert {verdict.remedy for verdict in verdicts if verdict.kind is IncidentKind.NODE_DEAD} == remedies
     assert any(verdict.remedy is Remedy.RESTART for verdict in verdicts) is (away_s > 60.0)
+
+
+def test_nodes_that_one_job_loses_at_once_are_one_loss_and_not_braked() -> None:
+    job = replace(STRANDED, agents_silent={NAMES[0]: 0.1, NAMES[1]: 4.0, NAMES[4]: 4.0, NAMES[2]: 4.0})
+    lost = replace(job, nodes=(*job.nodes, NAMES[2]), rank_nodes=(*job.nodes, NAMES[2]))
+    verdicts = judge(Snapshot(jobs=(lost,), nodes=cluster(gone("n1"), gone("n2"), gone("n4"))), POLICY)
+    assert brief(verdicts) == [
+        *[("node-dead", name, "drain-down") for name in ("n1", "n2", "n4")],
+        ("job-stranded", "n1", "restart"),
+    ]
 
 
 def test_every_line_of_the_table_is_reached() -> None:
