@@ -235,7 +235,7 @@ def test_a_straggler_is_told_and_replaced_where_that_is_wanted(run: Callable[...
 
 
 def test_an_agent_that_is_stopped_while_training_goes_on_costs_nothing(run: Callable[..., Run]) -> None:
-    job = run("--local", "3", "--spares", "1", steps=1500)
+    job = run("--local", "3", "--spares", "1", steps=1000)
     job.wait_for(lambda: job.has_step(20))
     argv = f"--name local1 --store {job.folder}"
     found = subprocess.run(["pgrep", "-f", "--", argv], check=True, capture_output=True, text=True).stdout
