@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.core.types import NodeName
-from deeplink.scheduler.launch.hang_attribution import Blame, RankPlace, blame, main_frames, summary
+from deeplink.scheduler.launch.hang_attribution import Blame, RankPlace, blame, deadlock, main_frames, summary
 
 REDUCING = (
     "all_reduce (distributed_c10d.py)",
@@ -56,6 +56,35 @@ def test_whom_the_others_wait_for(ranks: list[RankPlace], odd: list[int]) -> Non
     assert [one.rank for one in found.ranks] == odd
     assert bool(found.why) == bool(odd)
     assert found.nodes == tuple(f"n{rank}" for rank in odd)
+
+
+LOADING = ("_try_get_data (dataloader.py)", "step (train.py)", "<module> (train.py)")
+KERNELS = ("futex_wait_queue",)
+DEADLOCKS = {
+    "the one that the others wait for does nothing": ([where(0), where(1, READING), where(2)], {0, 1, 2}, [1]),
+    "the others may spin": ([where(0), where(1, READING), where(2)], {1}, [1]),
+    "it works": ([where(0), where(1, READING), where(2)], {0, 2}, []),
+    "it waits for its data": ([where(0), where(1, LOADING), where(2)], {0, 1, 2}, []),
+    "it waits in the kernel": ([where(0), where(1, READING, "D"), where(2)], {0, 1, 2}, []),
+    "all wait for storage": ([where(rank, READING) for rank in range(3)], {0, 1, 2}, []),
+    "most do nothing, elsewhere": ([where(0), where(1, READING), where(2, READING)], {0, 1, 2}, []),
+    "only the kernel tells where it is": ([where(0), where(1, KERNELS), where(2)], {0, 1, 2}, []),
+    "one has ended": ([where(0), where(1, READING), where(2, (), "")], {0, 1}, []),
+    "of one nothing is known": ([where(0), where(1, READING)], {0, 1}, []),
+}
+
+
+@pytest.mark.parametrize(("ranks", "idle", "odd"), DEADLOCKS.values(), ids=DEADLOCKS.keys())
+def test_who_does_nothing_while_the_others_wait(ranks: list[RankPlace], idle: set[int], odd: list[int]) -> None:
+    found = deadlock(ranks, idle, 3)
+    assert [one.rank for one in found.ranks] == odd
+    assert bool(found.why) == bool(odd)
+
+
+def test_where_all_wait_for_each_other_nobody_is_to_blame() -> None:
+    ranks = [where(0), where(1, BACKWARD)]
+    assert deadlock(ranks, {0, 1}, 2).why.startswith("every rank waits for the others in ")
+    assert deadlock(ranks, {0}, 2) == Blame(), "who spins may be computing"
 
 
 def test_it_is_said_in_a_line() -> None:

@@ -188,3 +188,16 @@ def test_an_agent_asked_for_stacks_knows_each_ranks_process_however_long_ago_it_
                 stub.Stacks(node_pb2.StacksRequest(), timeout=LIMIT_S)
     finally:
         bound.server.stop(0).wait(LIMIT_S)
+
+
+def test_agents_are_asked_to_exchange_bytes_with_so_many_peers_and_at_an_address_of_their_own(
+    node: node_pb2_grpc.NodeStub,
+) -> None:
+    heard = node.TestPeers(node_pb2.TestPeersRequest(listen_on="127.0.0.1", for_s=LIMIT_S), timeout=LIMIT_S)
+    assert heard.port
+    request = node_pb2.TestPeersRequest(peers=[f"127.0.0.1:{heard.port}", "127.0.0.1:1", "nobody"], for_s=2.0)
+    assert list(node.TestPeers(request, timeout=LIMIT_S).reached) == [f"127.0.0.1:{heard.port}"]
+    with pytest.raises(grpc.RpcError, match="more than 64 peers"):
+        node.TestPeers(node_pb2.TestPeersRequest(peers=["127.0.0.1:1"] * 65), timeout=LIMIT_S)
+    with pytest.raises(grpc.RpcError, match=r"203\.0\.113\.1"):
+        node.TestPeers(node_pb2.TestPeersRequest(listen_on="203.0.113.1", for_s=1.0), timeout=LIMIT_S)
