@@ -135,11 +135,14 @@ def _watchdog_signal(fault: str, name: str) -> Callable[[Scene], FaultPlan]:
     return plan
 
 
-def _agents_silent(scene: Scene) -> FaultPlan:
-    ports = [(node, port) for node, those in sorted(scene.agents.items()) for port in those]
-    if not ports:
-        raise no_target("agents-silent", scene.target, "no node agent listens")
-    return _unanswered(ports)
+def _agents_unanswered(fault: str) -> Callable[[Scene], FaultPlan]:
+    def plan(scene: Scene) -> FaultPlan:
+        ports = [(node, port) for node, those in sorted(scene.agents.items()) for port in those]
+        if not ports:
+            raise no_target(fault, scene.target, "no node agent listens")
+        return _unanswered(ports)
+
+    return plan
 
 
 def _unanswered(ports: Sequence[tuple[str, int]]) -> FaultPlan:
@@ -315,7 +318,7 @@ _FAULTS = (
         target=FaultTarget.ALL,
         like="a filter drops what all node agents send: all are silent at once, and no node is at fault",
         undone="the filter is gone",
-        plan=_agents_silent,
+        plan=_agents_unanswered("agents-silent"),
     ),
     Fault(
         name="storage-frozen",
@@ -389,7 +392,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="a filter drops what this node's agents send; slurmd and ranks are heard",
         undone="the filter is gone",
-        plan=_agents_silent,
+        plan=_agents_unanswered("agent-dropped"),
     ),
     Fault(
         name="slurmd-dropped",
