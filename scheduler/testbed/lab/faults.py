@@ -1,205 +1,33 @@
-"""Every fault: what it hits, what it is like on real machines, the steps that do and undo it. Pure."""
+"""Every fault: what it hits, what it is like on real machines, how it is done and undone. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from deeplink.scheduler.testbed.errors import SandboxError
-from deeplink.scheduler.testbed.lab.disks import (
-    DRAIN,
-    FAIL,
-    FILL,
-    LEAVE,
-    READ_ONLY,
-    SQUAT,
-    STORE,
-    WORK,
-    WRITABLE,
-    brim,
-    sealed,
+from deeplink.scheduler.testbed.lab.disks import DRAIN, FAIL, FILL, LEAVE, READ_ONLY, SQUAT, STORE, WORK, WRITABLE
+from deeplink.scheduler.testbed.lab.plans import (
+    REBOOT_S,
+    agents_unanswered,
+    checkpoint_torn,
+    checkpoints_unreadable,
+    cut,
+    daemon_signal,
+    fast_reboot,
+    node_drained,
+    node_killed,
+    program,
+    rank_exit,
+    rank_processes,
+    scripts,
+    signals,
+    slow_rank,
+    slurmd_unanswered,
+    storage_frozen,
+    storage_full,
+    storage_readonly,
+    watchdog_signal,
 )
-from deeplink.scheduler.testbed.lab.steps import (
-    Fault,
-    FaultPlan,
-    FaultStep,
-    FaultTarget,
-    Verb,
-    as_root,
-    no_target,
-    process_words,
-    signalled,
-)
-from deeplink.scheduler.testbed.lab.traffic import DATA, RECEIVES, SENDS, TCP
-from deeplink.scheduler.testbed.settings import NODE_PORT
-from deeplink.scheduler.testbed.shape import CTL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from deeplink.scheduler.testbed.lab.scene import Scene
-    from deeplink.scheduler.testbed.processes import ProcessId
-
-REBOOT_S = 2.0
-"""How long a node is off in a fast reboot. Slurm does not notice (measured: up to 3 s)."""
-DUTY_PERIOD_S = 0.2
-DRAINED = "fault-laboratory:node-drained"
-NOBODYS = "0"
-"""The mode of a folder that only root can read."""
-
-
-def _node_killed(scene: Scene) -> FaultPlan:
-    return FaultPlan((FaultStep(Verb.OFF, scene.target),), (FaultStep(Verb.BOOT, scene.target),))
-
-
-def _cut(scene: Scene) -> FaultPlan:
-    return FaultPlan((FaultStep(Verb.CUT, scene.target),), (FaultStep(Verb.HEAL, scene.target),))
-
-
-def _fast_reboot(scene: Scene) -> FaultPlan:
-    boot = FaultStep(Verb.BOOT, scene.target)
-    return FaultPlan(
-        (FaultStep(Verb.OFF, scene.target), FaultStep(Verb.PAUSE, words=(f"{REBOOT_S:g}",)), boot), (boot,)
-    )
-
-
-def _rank(fault: str, scene: Scene) -> tuple[ProcessId, ...]:
-    if not scene.ranks:
-        raise no_target(fault, scene.target, "no rank runs")
-    rank = min(scene.ranks) if scene.rank is None else scene.rank
-    if rank not in scene.ranks:
-        raise no_target(fault, scene.target, f"no rank {rank} runs")
-    return scene.ranks[rank]
-
-
-def _signals(
-    fault: str, name: str, of: Callable[[str, Scene], tuple[ProcessId, ...]]
-) -> Callable[[Scene], FaultPlan]:
-    """Return how processes get a signal; those that were stopped go on afterwards."""
-
-    def plan(scene: Scene) -> FaultPlan:
-        there = of(fault, scene)
-        undo = (signalled("SIGCONT", there),) if name == "SIGSTOP" else ()
-        return FaultPlan((signalled(name, there),), undo)
-
-    return plan
-
-
-def _program(verb: str) -> Callable[[str, Scene], tuple[ProcessId, ...]]:
-    """Return how the processes of a job's `deeplink VERB` are found."""
-
-    def of(fault: str, scene: Scene) -> tuple[ProcessId, ...]:
-        if not scene.programs.get(verb):
-            raise no_target(fault, scene.target, f"no job's `deeplink {verb}` runs")
-        return scene.programs[verb]
-
-    return of
-
-
-def _slow_rank(scene: Scene) -> FaultPlan:
-    there = _rank("slow-rank", scene)
-    duty = FaultStep(Verb.DUTY, words=(f"{scene.share:g}", f"{DUTY_PERIOD_S:g}", *process_words(there)))
-    return FaultPlan((duty,), (FaultStep(Verb.REST, words=duty.words), signalled("SIGCONT", there)))
-
-
-def _rank_exit(scene: Scene) -> FaultPlan:
-    file = f"{scene.target}/fail"
-    often = "always" if scene.always else "once"
-    text = f"{scene.rank or 0} {scene.step} 1 {often}\n"
-    return FaultPlan((FaultStep(Verb.WRITE, words=(file, text)),), (FaultStep(Verb.REMOVE, words=(file,)),))
-
-
-def _daemon(fault: str, scene: Scene) -> tuple[ProcessId, ...]:
-    if scene.daemon is None:
-        raise no_target(fault, scene.target, "Slurm's daemon does not run")
-    return (scene.daemon,)
-
-
-def _daemon_signal(fault: str, name: str) -> Callable[[Scene], FaultPlan]:
-    def plan(scene: Scene) -> FaultPlan:
-        there = _daemon(fault, scene)
-        undo = signalled("SIGCONT", there) if name == "SIGSTOP" else FaultStep(Verb.DAEMON, scene.target)
-        return FaultPlan((signalled(name, there),), (undo,))
-
-    return plan
-
-
-def _watchdog_signal(fault: str, name: str) -> Callable[[Scene], FaultPlan]:
-    def plan(scene: Scene) -> FaultPlan:
-        if not scene.watchdogs:
-            raise no_target(fault, scene.target, "no `deeplink watch` runs")
-        there = tuple(process for process, _ in scene.watchdogs)
-        again = tuple(FaultStep(Verb.AGAIN, scene.target, (started.packed(),)) for _, started in scene.watchdogs)
-        undo = (signalled("SIGCONT", there),) if name == "SIGSTOP" else again
-        return FaultPlan((signalled(name, there),), undo)
-
-    return plan
-
-
-def _agents_silent(scene: Scene) -> FaultPlan:
-    ports = [(node, port) for node, those in sorted(scene.agents.items()) for port in those]
-    if not ports:
-        raise no_target("agents-silent", scene.target, "no node agent listens")
-    return _unanswered(ports)
-
-
-def _unanswered(ports: Sequence[tuple[str, int]]) -> FaultPlan:
-    # Answers vanish on their way out, as in a filter somebody set wrongly: no one hears a refusal.
-    def rules(what: str) -> tuple[FaultStep, ...]:
-        return tuple(
-            FaultStep(Verb.RUN, node, ("ip", "rule", what, "ipproto", TCP, "sport", str(port), "blackhole"))
-            for node, port in ports
-        )
-
-    return FaultPlan(rules("add"), rules("del"))
-
-
-def _node_drained(scene: Scene) -> FaultPlan:
-    show = f'now=$(scontrol show node -o {scene.target}) || exit 1; echo "$now" | grep -q'
-    update = f"scontrol update nodename={scene.target}"
-    drain = f"{show} ' State=[^ ]*DRAIN' || {update} state=drain reason={DRAINED}"
-    # Whoever drained it since, for a reason of their own, is not undone; 24.11 leaves the reason to a node that is
-    # back in service. One that a controller started just now has not heard of is resumed with an error (22.05).
-    gone = f"{show} ' State=[^ ]*DRAIN.* Reason={DRAINED} ' || exit 0"
-    return as_root(CTL, drain, f"{gone}; {update} state=resume; {gone}; exit 1")
-
-
-def _checkpoints_unreadable(scene: Scene) -> FaultPlan:
-    if scene.mode is None:
-        raise no_target("checkpoints-unreadable", scene.target, "no checkpoint lies there")
-    return FaultPlan(
-        (FaultStep(Verb.CHMOD, words=(scene.target, scene.mode, NOBODYS)),),
-        (FaultStep(Verb.CHMOD, words=(scene.target, NOBODYS, scene.mode)),),
-    )
-
-
-def _storage_frozen(_scene: Scene) -> FaultPlan:
-    return FaultPlan((FaultStep(Verb.FREEZE),), (FaultStep(Verb.THAW),))
-
-
-def _checkpoint_torn(scene: Scene) -> FaultPlan:
-    if scene.torn is None:
-        raise no_target("checkpoint-torn", scene.target, "no checkpoint lies there")
-    return FaultPlan((FaultStep(Verb.TEAR, words=scene.torn),), (FaultStep(Verb.MEND, words=scene.torn),))
-
-
-def _scripts(do: str, undo: str) -> Callable[[Scene], FaultPlan]:
-    def plan(scene: Scene) -> FaultPlan:
-        return as_root(scene.target, do, undo)
-
-    return plan
-
-
-def _storage_full(scene: Scene) -> FaultPlan:
-    return as_root(CTL, *brim(scene.homes))
-
-
-def _storage_readonly(scene: Scene) -> FaultPlan:
-    return as_root(scene.target, *sealed(scene.homes))
-
-
-def _slurmd_unanswered(scene: Scene) -> FaultPlan:
-    return _unanswered([(scene.target, NODE_PORT)])
-
+from deeplink.scheduler.testbed.lab.steps import Fault, FaultTarget
+from deeplink.scheduler.testbed.lab.traffic import DATA, RECEIVES, SENDS
 
 _FAULTS = (
     Fault(
@@ -207,7 +35,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="power loss: the link goes first, then every process",
         undone="the node boots",
-        plan=_node_killed,
+        plan=node_killed,
         network=False,
     ),
     Fault(
@@ -215,28 +43,28 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="a cable is pulled: its ranks and slurmd live on, and nobody hears them",
         undone="the cable is put back",
-        plan=_cut,
+        plan=cut,
     ),
     Fault(
         name="leaf-cut",
         target=FaultTarget.LEAF,
         like="a leaf switch loses its uplink: its nodes hear each other and nobody else",
         undone="the uplink is back",
-        plan=_cut,
+        plan=cut,
     ),
     Fault(
         name="controller-cut",
         target=FaultTarget.CONTROL,
         like="the controller's host loses its link: jobs run on, Slurm and a watchdog there hear nobody",
         undone="the cable is put back",
-        plan=_cut,
+        plan=cut,
     ),
     Fault(
         name="fast-reboot",
         target=FaultTarget.NODE,
         like=f"a kernel panic and a boot within {REBOOT_S:g} s: Slurm sees nothing, the boot id is another",
         undone="it is over: the node is up",
-        plan=_fast_reboot,
+        plan=fast_reboot,
         lasting=False,
     ),
     Fault(
@@ -244,7 +72,7 @@ _FAULTS = (
         target=FaultTarget.RANK,
         like="a rank hangs (SIGSTOP): alive, silent, holding its GPU",
         undone="SIGCONT",
-        plan=_signals("rank-stopped", "SIGSTOP", _rank),
+        plan=signals("rank-stopped", "SIGSTOP", rank_processes),
         network=False,
     ),
     Fault(
@@ -252,7 +80,7 @@ _FAULTS = (
         target=FaultTarget.RANK,
         like="a rank dies by a signal (SIGKILL), as by the kernel's out-of-memory killer",
         undone="cannot be: it is dead",
-        plan=_signals("rank-killed", "SIGKILL", _rank),
+        plan=signals("rank-killed", "SIGKILL", rank_processes),
         network=False,
     ),
     Fault(
@@ -260,7 +88,7 @@ _FAULTS = (
         target=FaultTarget.FOLDER,
         like="the training script exits with 1 at a step, once or always (the laboratory's own ranks obey it)",
         undone="the order is taken back",
-        plan=_rank_exit,
+        plan=rank_exit,
         network=False,
     ),
     Fault(
@@ -268,7 +96,7 @@ _FAULTS = (
         target=FaultTarget.RANK,
         like="a straggler: one rank stands still for a share of the time",
         undone="it runs on",
-        plan=_slow_rank,
+        plan=slow_rank,
         network=False,
     ),
     Fault(
@@ -276,7 +104,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="slurmd dies, the job's processes live",
         undone="slurmd is started, unless somebody has",
-        plan=_daemon_signal("slurmd-killed", "SIGKILL"),
+        plan=daemon_signal("slurmd-killed", "SIGKILL"),
         network=False,
     ),
     Fault(
@@ -284,7 +112,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="an administrator drains the node: what runs there runs on, nothing new begins there",
         undone="it is resumed, unless somebody drained it for another reason",
-        plan=_node_drained,
+        plan=node_drained,
         network=False,
     ),
     Fault(
@@ -292,7 +120,7 @@ _FAULTS = (
         target=FaultTarget.CONTROL,
         like="slurmctld dies: connections to it are refused",
         undone="slurmctld is started",
-        plan=_daemon_signal("controller-down", "SIGKILL"),
+        plan=daemon_signal("controller-down", "SIGKILL"),
         network=False,
     ),
     Fault(
@@ -300,7 +128,7 @@ _FAULTS = (
         target=FaultTarget.CONTROL,
         like="slurmctld hangs: connections to it are accepted and not answered",
         undone="SIGCONT",
-        plan=_daemon_signal("controller-frozen", "SIGSTOP"),
+        plan=daemon_signal("controller-frozen", "SIGSTOP"),
         network=False,
     ),
     Fault(
@@ -308,28 +136,28 @@ _FAULTS = (
         target=FaultTarget.CONTROL,
         like="`deeplink watch` dies without a word (SIGKILL)",
         undone="it is started again, as it was started before",
-        plan=_watchdog_signal("watchdog-killed", "SIGKILL"),
+        plan=watchdog_signal("watchdog-killed", "SIGKILL"),
     ),
     Fault(
         name="agents-silent",
         target=FaultTarget.ALL,
         like="a filter drops what all node agents send: all are silent at once, and no node is at fault",
         undone="the filter is gone",
-        plan=_agents_silent,
+        plan=agents_unanswered("agents-silent"),
     ),
     Fault(
         name="storage-frozen",
         target=FaultTarget.ALL,
         like="the shared file system stalls: who writes to it hangs, unkillable (reading goes on)",
         undone="it moves again, and what hung is written",
-        plan=_storage_frozen,
+        plan=storage_frozen,
     ),
     Fault(
         name="checkpoint-torn",
         target=FaultTarget.FOLDER,
         like="the newest checkpoint lost half of its largest file",
         undone="the whole file is put back",
-        plan=_checkpoint_torn,
+        plan=checkpoint_torn,
         network=False,
     ),
     Fault(
@@ -337,14 +165,14 @@ _FAULTS = (
         target=FaultTarget.FOLDER,
         like="a folder of the shared storage refuses its own user (EACCES), as with an expired ticket",
         undone="its mode is given back, unless somebody gave it another",
-        plan=_checkpoints_unreadable,
+        plan=checkpoints_unreadable,
     ),
     Fault(
         name="disk-full",
         target=FaultTarget.NODE,
         like="the node's SSD is full",
         undone="there is room again; what was deleted meanwhile is back",
-        plan=_scripts(FILL, DRAIN),
+        plan=scripts(FILL, DRAIN),
         mounts=True,
     ),
     Fault(
@@ -352,7 +180,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="the node's SSD is read-only, as after an I/O error",
         undone="it can be written",
-        plan=_scripts(READ_ONLY, WRITABLE),
+        plan=scripts(READ_ONLY, WRITABLE),
         mounts=True,
     ),
     Fault(
@@ -360,7 +188,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like=f"another user was first to make {STORE} on the node's SSD: the job may not use it",
         undone="the other user's folder is gone, and what was there is back",
-        plan=_scripts(SQUAT, LEAVE),
+        plan=scripts(SQUAT, LEAVE),
         mounts=True,
     ),
     Fault(
@@ -368,42 +196,42 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="one direction of a link is lost: nothing that the node sends arrives, and it hears everybody",
         undone="it arrives",
-        plan=_scripts(*SENDS),
+        plan=scripts(*SENDS),
     ),
     Fault(
         name="receives-dropped",
         target=FaultTarget.NODE,
         like="the other direction is lost: the node is heard, and hears nobody",
         undone="it hears",
-        plan=_scripts(*RECEIVES),
+        plan=scripts(*RECEIVES),
     ),
     Fault(
         name="data-dropped",
         target=FaultTarget.NODE,
         like="a filter drops what ranks send over their own network: agents and slurmd are heard",
         undone="the filter is gone",
-        plan=_scripts(*DATA),
+        plan=scripts(*DATA),
     ),
     Fault(
         name="agent-dropped",
         target=FaultTarget.NODE,
         like="a filter drops what this node's agents send; slurmd and ranks are heard",
         undone="the filter is gone",
-        plan=_agents_silent,
+        plan=agents_unanswered("agent-dropped"),
     ),
     Fault(
         name="slurmd-dropped",
         target=FaultTarget.NODE,
         like="a filter drops what slurmd answers; agents and ranks are heard",
         undone="the filter is gone",
-        plan=_slurmd_unanswered,
+        plan=slurmd_unanswered,
     ),
     Fault(
         name="agent-killed",
         target=FaultTarget.NODE,
         like="a job's node agent dies without a word (SIGKILL)",
         undone="cannot be: who started it may start it again",
-        plan=_signals("agent-killed", "SIGKILL", _program("node")),
+        plan=signals("agent-killed", "SIGKILL", program("node")),
         network=False,
     ),
     Fault(
@@ -411,7 +239,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="a job's node agent hangs (SIGSTOP)",
         undone="SIGCONT",
-        plan=_signals("agent-stopped", "SIGSTOP", _program("node")),
+        plan=signals("agent-stopped", "SIGSTOP", program("node")),
         network=False,
     ),
     Fault(
@@ -419,7 +247,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="a job's `deeplink run` dies without a word (SIGKILL)",
         undone="cannot be: who started it may start it again",
-        plan=_signals("launcher-killed", "SIGKILL", _program("run")),
+        plan=signals("launcher-killed", "SIGKILL", program("run")),
         network=False,
     ),
     Fault(
@@ -427,7 +255,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="a job's `deeplink run` hangs (SIGSTOP)",
         undone="SIGCONT",
-        plan=_signals("launcher-stopped", "SIGSTOP", _program("run")),
+        plan=signals("launcher-stopped", "SIGSTOP", program("run")),
         network=False,
     ),
     Fault(
@@ -435,7 +263,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="a job's node agent is ended (SIGTERM)",
         undone="cannot be: who started it may start it again",
-        plan=_signals("agent-terminated", "SIGTERM", _program("node")),
+        plan=signals("agent-terminated", "SIGTERM", program("node")),
         network=False,
     ),
     Fault(
@@ -443,7 +271,7 @@ _FAULTS = (
         target=FaultTarget.RANK,
         like="a rank is ended (SIGTERM)",
         undone="cannot be: it has ended",
-        plan=_signals("rank-terminated", "SIGTERM", _rank),
+        plan=signals("rank-terminated", "SIGTERM", rank_processes),
         network=False,
     ),
     Fault(
@@ -451,7 +279,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="slurmd hangs (SIGSTOP): connections to it are accepted and not answered",
         undone="SIGCONT",
-        plan=_daemon_signal("slurmd-stopped", "SIGSTOP"),
+        plan=daemon_signal("slurmd-stopped", "SIGSTOP"),
         network=False,
     ),
     Fault(
@@ -459,7 +287,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="slurmd is ended in order, as for an upgrade",
         undone="slurmd is started, unless somebody has",
-        plan=_daemon_signal("slurmd-terminated", "SIGTERM"),
+        plan=daemon_signal("slurmd-terminated", "SIGTERM"),
         network=False,
     ),
     Fault(
@@ -467,7 +295,7 @@ _FAULTS = (
         target=FaultTarget.CONTROL,
         like="slurmctld is ended in order, as for an upgrade",
         undone="slurmctld is started",
-        plan=_daemon_signal("controller-terminated", "SIGTERM"),
+        plan=daemon_signal("controller-terminated", "SIGTERM"),
         network=False,
     ),
     Fault(
@@ -475,21 +303,21 @@ _FAULTS = (
         target=FaultTarget.CONTROL,
         like="`deeplink watch` hangs (SIGSTOP)",
         undone="SIGCONT",
-        plan=_watchdog_signal("watchdog-stopped", "SIGSTOP"),
+        plan=watchdog_signal("watchdog-stopped", "SIGSTOP"),
     ),
     Fault(
         name="watchdog-terminated",
         target=FaultTarget.CONTROL,
         like="`deeplink watch` is ended in order, as for an upgrade",
         undone="it is started again, as it was started before",
-        plan=_watchdog_signal("watchdog-terminated", "SIGTERM"),
+        plan=watchdog_signal("watchdog-terminated", "SIGTERM"),
     ),
     Fault(
         name="disk-failing",
         target=FaultTarget.NODE,
         like="the node's SSD answers with input/output errors (EIO)",
         undone="it is well, and what was there is back",
-        plan=_scripts(FAIL, WORK),
+        plan=scripts(FAIL, WORK),
         mounts=True,
     ),
     Fault(
@@ -497,14 +325,14 @@ _FAULTS = (
         target=FaultTarget.ALL,
         like="the shared file system is full (ENOSPC)",
         undone="there is room again",
-        plan=_storage_full,
+        plan=storage_full,
     ),
     Fault(
         name="storage-readonly",
         target=FaultTarget.NODE,
         like="the shared file system is read-only on one node (EROFS); files that are open there can be written",
         undone="it can be written",
-        plan=_storage_readonly,
+        plan=storage_readonly,
     ),
 )
 FAULTS = {fault.name: fault for fault in _FAULTS}

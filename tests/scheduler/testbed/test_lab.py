@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.scheduler.testbed.errors import SandboxError
-from deeplink.scheduler.testbed.lab import disks, faults, hands, laboratory, scene
+from deeplink.scheduler.testbed.lab import disks, hands, laboratory, plans, scene
 from deeplink.scheduler.testbed.lab.faults import FAULTS, fault_of
 from deeplink.scheduler.testbed.lab.hands import processes_of
 from deeplink.scheduler.testbed.lab.laboratory import Wound
@@ -134,8 +134,8 @@ SINCE = "[root@2026-01-01T00:00:00]"
     [
         (STANDS.format("IDLE", ""), True, False),
         (STANDS.format("ALLOCATED+DRAIN", f"Reason=disk DRAIN {SINCE}"), False, False),
-        (STANDS.format("IDLE+DRAIN", f"Reason={faults.DRAINED} {SINCE}"), False, True),
-        (STANDS.format("IDLE+DRAIN", f"Reason={faults.DRAINED}-2 {SINCE}"), False, False),
+        (STANDS.format("IDLE+DRAIN", f"Reason={plans.DRAINED} {SINCE}"), False, True),
+        (STANDS.format("IDLE+DRAIN", f"Reason={plans.DRAINED}-2 {SINCE}"), False, False),
         (STANDS.format("IDLE", f"Reason=was in DRAIN {SINCE}"), True, False),
     ],
 )
@@ -157,7 +157,7 @@ case "$*" in *resume) echo NodeName=n3 State=UNKNOWN > {shown}; exit 1;; esac
     for step in (*plan.do, *plan.undo):
         subprocess.run(step.words, env=env, timeout=LIMIT_S, check=True)
     assert did.read_text().splitlines() == [
-        *([f"update nodename=n3 state=drain reason={faults.DRAINED}"] if drains else []),
+        *([f"update nodename=n3 state=drain reason={plans.DRAINED}"] if drains else []),
         *(["update nodename=n3 state=resume"] if resumes else []),
     ]
     scontrol.write_text("#!/bin/sh\nexit 1\n")
