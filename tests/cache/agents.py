@@ -105,6 +105,9 @@ class Agents:
             self.stop(name)
 
     def config(self, **settings: object) -> Config:
-        """Return the configuration of a node that is no member; members have the time of a busy machine."""
+        """Return the configuration of a node that is no member; members have the time of a busy machine.
+
+        What they do not give is not brought to that node meanwhile: tests count what came from where.
+        """
         here = {"members": format_members(self.members), "token_file": self.token_file, "read_deadline_ms": 20_000}
-        return config_below(self.root / "head", **{**here, **settings})
+        return config_below(self.root / "head", **{**here, "fill_on_miss": False, **settings})
