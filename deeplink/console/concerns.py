@@ -164,7 +164,6 @@ def _of_jobs(jobs: Iterable[JobView]) -> Iterator[Concern]:
                 command=f"deeplink incidents --job {job.label}",
                 help="what happened, and what was tried",
                 place=place,
-                since_unix=job.heard_unix,
             )
         elif word == "recovering":
             yield Concern(
@@ -274,7 +273,7 @@ def _of_nodes(nodes: Sequence[NodeView]) -> Iterator[Concern]:
                 command=_command_in(node.remedy) or f"ssh {node.name} deeplink health",
                 help="once it is mended" if "once" in node.remedy else "looks again",
                 place=f"fabric?leaf={node.switch}&node={node.name}",
-                since_unix=node.heard_unix,
+                since_unix=node.found_unix,
             )
 
 
