@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import itertools
 import json
 import os
 import random
@@ -20,7 +21,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,16 +33,16 @@ from deeplink.console.request_guard import Access
 from deeplink.console.serve import run
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal
-from deeplink.scheduler.recovery.records import Beat, Incident, NodeRecord, Phase
+from deeplink.scheduler.recovery.records import Beat, Incident, NodeRecord, Phase, ProgressPoint
 from deeplink.scheduler.slurm.client import Slurm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 LEAF = 32  # nodes of a leaf
 WARM_S = 6.0
-GOALS = {"idle_cpu": 3.0, "p95_ms": 30.0, "rss_mib": 200.0}
+GOALS = {"busy_tick_bytes": 20_000.0, "idle_cpu": 3.0, "p95_ms": 30.0, "rss_mib": 200.0}
 PATHS = (
     "jobs",
     "jobs?sort=user&page=40",
@@ -108,7 +111,7 @@ def filled(path: Path, nodes: int, now: float) -> None:
         for number in range(nodes):
             name = NodeName(f"node{number:05d}")
             journal.record_node(
-                NodeRecord(name=name, seen_unix=now, shards=40, shard_bytes=10**10, free_bytes=10**11)
+                NodeRecord(name=name, seen_unix=now - 3600, shards=40, shard_bytes=10**10, free_bytes=10**11)
             )
         for job in range(17, 217):
             phase = Phase.SUCCEEDED if job > 20 else Phase.RUNNING  # noqa: PLR2004
@@ -134,6 +137,48 @@ def serve(path: Path, nodes: int, jobs: int) -> None:
     """Serve a console of so many nodes and jobs until SIGTERM, at its usual interval."""
     collector = Collector(ConsoleSettings(journal=path), slurm=Slurm(MadeSlurm(nodes, jobs)))
     run(collector, "127.0.0.1:0", Access(), lambda url: print(url, flush=True))
+
+
+@contextmanager
+def beating(path: Path, nodes: int) -> Iterator[None]:
+    """Let four jobs' launchers beat once a second meanwhile, each with all its nodes, and report its steps."""
+    over = threading.Event()
+
+    def beat() -> None:
+        with Journal(path) as journal:
+            for step in itertools.count():
+                now = time.time()
+                for job in range(17, 21):
+                    attempt, first = Attempt(job, 0, 0), (job - 17) * (nodes // 4)
+                    names = [
+                        NodeName(f"node{number:05d}") for number in range(first, first + min(256, nodes // 4))
+                    ]
+                    free = 10**11 - step * 10**6
+                    seen = [
+                        NodeRecord(name=name, seen_unix=now, job=job, free_bytes=free, shards=40) for name in names
+                    ]
+                    point = ProgressPoint(attempt=attempt, step=step, unix=now, metrics={"loss": 1 / (1 + step)})
+                    journal.record_beat(
+                        Beat(
+                            attempt=attempt,
+                            phase=Phase.RUNNING,
+                            nodes=tuple(names),
+                            world_size=8 * len(names),
+                            node_beats=tuple(seen),
+                            progress=(point,),
+                        ),
+                        now,
+                    )
+                if over.wait(1.0):
+                    return
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +239,10 @@ def measured(nodes: int, jobs: int, seconds: float, answers: int) -> dict[str, f
                 idle = 100 * (served.cpu_s() - before) / seconds
                 waits = {each: [served.ask(each)[0] for _ in range(answers)] for each in PATHS}
                 whole = served.ask("snapshot")[1]
+                with beating(path, nodes):
+                    before = served.cpu_s()
+                    busy_ticks = served.ticks(seconds)
+                    busy = 100 * (served.cpu_s() - before) / seconds
                 rss = served.rss_mib()
             finally:
                 process.terminate()
@@ -203,7 +252,9 @@ def measured(nodes: int, jobs: int, seconds: float, answers: int) -> dict[str, f
         "jobs": jobs,
         "idle_cpu": round(idle, 1),
         "rss_mib": round(rss),
-        "tick_bytes": round(statistics.mean(ticks)) if ticks else 0,
+        "tick_bytes": round(statistics.median(ticks)) if ticks else 0,
+        "busy_cpu": round(busy, 1),
+        "busy_tick_bytes": round(statistics.median(busy_ticks)) if busy_ticks else 0,
         "snapshot_kib": round(whole / 1024),
         "p95_ms": round(max(p95.values()), 1),
         **{f"p95 {each}": round(value, 1) for each, value in p95.items()},

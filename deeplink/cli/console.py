@@ -55,8 +55,9 @@ def command(
     if as_json and (bind or token_file or allow_host or open_page):
         raise click.UsageError("--json serves no page: leave --bind, --token-file, --allow-host and --open out")
     from deeplink.console.collect import Collector, ConsoleSettings
+    from deeplink.console.jobs import MOST_JOBS
     from deeplink.console.journal_queries import JournalQueries
-    from deeplink.console.snapshot import build
+    from deeplink.console.snapshot import build, job_document
     from deeplink.rpc.tokens import read_token
     from deeplink.scheduler.journal.journal import default_journal
 
@@ -68,7 +69,9 @@ def command(
         with closing(collector):
             collector.refresh_slurm()
             collector.refresh_datasets()
-            document = build(collector.readings()).document()
+            made = build(collector.readings())
+        document = made.document()
+        document["jobs"] = {str(job.id): job_document(job) for job in made.jobs[:MOST_JOBS]}
         history = JournalQueries(journal)
         document["curves"] = {job: curve for job in document["jobs"] if (curve := history.curve(int(job)))}
         click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))

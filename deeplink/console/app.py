@@ -20,7 +20,7 @@ from starlette.routing import Route
 from deeplink.console.feed import PACKED_LEVEL, encode
 from deeplink.console.query import Query, QueryError, search, select_jobs
 from deeplink.console.request_guard import Access, Refusal, RequestGuard, answer
-from deeplink.console.snapshot import job_row
+from deeplink.console.snapshot import job_document, job_row
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.metrics import CONSOLE_DROPPED, CONSOLE_STREAMS
 
@@ -127,7 +127,8 @@ class _Pages:
         curve = await asyncio.to_thread(self.history.curve, job.id)
         incidents = await asyncio.to_thread(self.history.incidents, Query(job=str(job.id)), {job.id: job.user})
         return _json(
-            request, {**self._about(), "job": job_row(job), "curve": curve, "incidents": incidents["incidents"]}
+            request,
+            {**self._about(), "job": job_document(job), "curve": curve, "incidents": incidents["incidents"]},
         )
 
     def _about(self) -> dict[str, Any]:

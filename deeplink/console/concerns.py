@@ -9,6 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 from deeplink.console.jobs import Mood
 from deeplink.console.nodes import ShownHealth
@@ -164,7 +165,6 @@ def _of_jobs(jobs: Iterable[JobView]) -> Iterator[Concern]:
                 command=f"deeplink incidents --job {job.label}",
                 help="what happened, and what was tried",
                 place=place,
-                since_unix=job.heard_unix,
             )
         elif word == "recovering":
             yield Concern(
@@ -261,7 +261,7 @@ def _of_nodes(nodes: Sequence[NodeView]) -> Iterator[Concern]:
                 evidence=f"all {len(some)} nodes below it are down or do not answer: is it the switch?",
                 command=f"deeplink incidents --node {some[0].name}",
                 help="what the watchdog made of it",
-                place=f"fabric?leaf={leaf}",
+                place=f"fabric?{urlencode({'leaf': leaf})}",
             )
     for node in nodes:
         if node.unfit:
@@ -273,8 +273,8 @@ def _of_nodes(nodes: Sequence[NodeView]) -> Iterator[Concern]:
                 evidence="; ".join(node.findings[1:]) or "found by the node's own checks",
                 command=_command_in(node.remedy) or f"ssh {node.name} deeplink health",
                 help="once it is mended" if "once" in node.remedy else "looks again",
-                place=f"fabric?leaf={node.switch}&node={node.name}",
-                since_unix=node.heard_unix,
+                place=f"fabric?{urlencode({'leaf': node.switch, 'node': node.name})}",
+                since_unix=node.found_unix,
             )
 
 

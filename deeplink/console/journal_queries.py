@@ -74,7 +74,7 @@ class JournalQueries:
 
     def _found(self, journal: Journal, asked: Query) -> tuple[Incident, ...]:
         return journal.incidents(
-            job=int(asked.job) if asked.job.isascii() and asked.job.isdigit() else None,
+            job=int(asked.job) if _is_number(asked.job) else None,
             kind=asked.kind or None,
             node=asked.node or None,
             since_unix=asked.since,
@@ -83,12 +83,16 @@ class JournalQueries:
         )
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 19  # noqa: PLR2004 - 63 bits
+
+
 def _fits(each: Incident, asked: Query) -> bool:
     if asked.until and each.began_unix > asked.until:
         return False
     if asked.state not in {"", "open"} and each.outcome.value != asked.state:
         return False
-    if asked.job and not asked.job.isdigit() and each.job != asked.job:
+    if asked.job and not _is_number(asked.job) and each.job != asked.job:
         return False
     text = asked.text.lower()
     return not text or any(text in word.lower() for word in (each.kind, each.node or "", each.job, each.evidence))

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 SILENT_S = 5.0
 """A node of a running job whose agent has been silent for so long, by its launcher, is shown as not answering."""
+LIVE_S = 15.0
+"""An agent that was heard so lately is live. That a thousand agents are heard once more is no news for a page."""
+ROOM_STEP = 64 << 20  # free room is told in such steps: a disk in use changes by less all the time
 OUTSIDE = "?"  # key of what stands for the switch of nodes that no switch is known for
 
 
@@ -72,8 +75,10 @@ class NodeView:
     shard_bytes: int | None
     verified_bytes: int | None
     free_bytes: int | None
-    heard_unix: float
+    live: bool  # whether its agent was heard within `LIVE_S`
+    heard_unix: float  # when it was last heard, where it is not live; 0: never
     findings: tuple[str, ...]  # of its own checks, as it last reported
+    found_unix: float  # since when there is one of them; 0: not known
     unfit: bool  # whether one of them asks for a comment or a drain
     remedy: str  # empty also where somebody else took it out of service
 
@@ -130,13 +135,21 @@ def node_views(
     for order, name in enumerate(sorted({*rows, *agents, *seats}, key=natural)):
         leaf = leaf_of.get(name, OUTSIDE)
         switch = leaf if leaf in known else OUTSIDE
-        parts = (order, name, switch, rows.get(name), agents.get(name), seats.get(name))
+        agent = agents.get(name)
+        live = agent is not None and readings.unix - agent.seen_unix <= LIVE_S
+        parts = (order, name, switch, rows.get(name), agent, seats.get(name), live)
         views.append(memo.of("node", name, parts, _view))
     return tuple(views)
 
 
 def _view(  # noqa: PLR0917 - each source of facts
-    order: int, name: str, switch: str, row: NodeRow | None, agent: NodeRecord | None, seat: NodeRole | None
+    order: int,
+    name: str,
+    switch: str,
+    row: NodeRow | None,
+    agent: NodeRecord | None,
+    seat: NodeRole | None,
+    live: bool,  # noqa: FBT001 - a part
 ) -> NodeView:
     health, reason = _health(row, agent, seat)
     found = [one for one in agent.health if one.severity is not Severity.UNKNOWN] if agent else []
@@ -154,9 +167,11 @@ def _view(  # noqa: PLR0917 - each source of facts
         shards=agent.shards if agent else None,
         shard_bytes=agent.shard_bytes if agent else None,
         verified_bytes=agent.verified_bytes if agent else None,
-        free_bytes=agent.free_bytes if agent else None,
-        heard_unix=round(agent.seen_unix, 1) if agent else 0.0,
+        free_bytes=agent.free_bytes // ROOM_STEP * ROOM_STEP if agent else None,
+        live=live,
+        heard_unix=round(agent.seen_unix, 1) if agent and not live else 0.0,
         findings=tuple(in_short(one) for one in found),
+        found_unix=min((one.since_unix for one in found), default=0.0),
         unfit=any(one.severity in {Severity.WARNING, Severity.ERROR} for one in found),
         remedy=help_for(name, row, found),
     )

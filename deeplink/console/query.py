@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from deeplink.core.errors import DeepLinkError
 
@@ -137,15 +138,22 @@ def _closeness(text: str, words: str) -> int:
 def _named(document: Mapping[str, Any], jobs: Sequence[JobView]) -> Iterable[tuple[str, str, str, str, str]]:
     """Yield what it is, its name, something about it, its place, and the words that it is found by, one a line."""
     for name, node in document["nodes"].items():
-        yield "node", name, node["health"], f"fabric?leaf={node['switch']}&node={name}", name
+        place = urlencode({"leaf": node["switch"], "node": name})
+        yield "node", name, node["health"], f"fabric?{place}", name
     for job in jobs:
         about = " · ".join(filter(None, (job.name, job.user, job.word)))
         yield "job", job.label, about, f"jobs/{job.id}", f"{job.label}\n{job.id}\n{job.name}"
     for user, count in Counter(job.user for job in jobs if job.user).items():
-        yield "user", user, f"{count} job{'s' * (count > 1)}", f"jobs?user={user}", user
+        yield "user", user, f"{count} job{'s' * (count > 1)}", f"jobs?{urlencode({'user': user})}", user
     for row in document["datasets"].values():
         if row["newest"]:
-            yield "dataset", row["name"], row["source"], f"cache?dataset={row['name']}", row["name"]
+            yield (
+                "dataset",
+                row["name"],
+                row["source"],
+                f"cache?{urlencode({'dataset': row['name']})}",
+                row["name"],
+            )
     for row in document["incidents"].values():
         about = " · ".join(filter(None, (row["kind"], row["node"], row["outcome"])))
         yield (

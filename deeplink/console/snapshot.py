@@ -90,7 +90,14 @@ def build(readings: Readings, memo: Memo | None = None) -> ConsoleSnapshot:
 
 
 def job_row(each: JobView) -> dict[str, Any]:
-    """Return a job as JSON has it."""
+    """Return a job as lists have it: without its attempts, which name their nodes again and again."""
+    row = job_document(each)
+    del row["attempts"]
+    return row
+
+
+def job_document(each: JobView) -> dict[str, Any]:
+    """Return all that is known of a job, as JSON has it."""
     return _plain(each)
 
 

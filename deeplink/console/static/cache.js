@@ -2,6 +2,7 @@
 
 import { ago, bytes, el, keyed, names, pager, percent, put, say, whole } from "./dom.js";
 import { changed } from "./route.js";
+import { heardText } from "./tiles.js";
 
 const ROWS = 100; // nodes on a page
 
@@ -131,5 +132,5 @@ function fillShards(row, node, now) {
   put(bar, "title", `${percent(node.shard_bytes, room)} of ${bytes(room)}, verified ${percent(node.verified_bytes, room)}`);
   put(row, "data-full", room && node.free_bytes / room < 0.05 ? "yes" : null);
   say(free, bytes(node.free_bytes));
-  say(heard, ago(node.heard_unix, now));
+  say(heard, heardText(node, now));
 }

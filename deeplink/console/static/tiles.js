@@ -56,8 +56,13 @@ export function explain(state, node, now) {
   if (node.shards !== null) parts.push(`${whole(node.shards)} shards, ${bytes(node.shard_bytes)} held, of it verified ${percent(node.verified_bytes, node.shard_bytes)}, ${bytes(node.free_bytes)} free`);
   parts.push(...node.findings);
   if (node.remedy) parts.push(node.remedy);
-  parts.push(node.heard_unix ? `agent heard ${ago(node.heard_unix, now)}` : "no agent heard");
+  parts.push(node.live ? "agent live" : node.heard_unix ? `agent heard ${ago(node.heard_unix, now)}` : "no agent heard");
   return parts;
+}
+
+/** When a node's agent was heard: live is within 15 s. */
+export function heardText(node, now) {
+  return node.live ? "live" : node.heard_unix ? ago(node.heard_unix, now) : "";
 }
 
 function makeTile() {
@@ -81,7 +86,7 @@ function fillTile(tile, node, state, now, aside) {
   put(tile, "data-unfit", node.unfit);
   say(job, node.job === null ? "" : `${jobName(state, node.job)} · ${roleText(node)}`);
   say(shards, node.shards === null ? "" : `${bytes(node.shard_bytes)} held`);
-  say(heard, node.heard_unix ? ago(node.heard_unix, now) : "");
+  say(heard, heardText(node, now));
   put(tile, "title", [node.reason, ...node.findings, node.remedy].filter(Boolean).join("; ") || null);
   put(tile, "aria-label", explain(state, node, now).join("; "));
 }

@@ -113,6 +113,27 @@ def test_a_question_that_cannot_be_understood_is_refused_with_what_can_be_asked(
     assert json.loads(body)["remedy"]
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "incidents?job=" + "9" * 60, "incidents?node=%ff%fe&kind=%00", "incidents/" + "9" * 300, "jobs/%ff",
+        "jobs/-1", "jobs?text=" + "x" * 9000, "jobs?page=99999999999", "jobs?user=%F0%9F%92%A9&user=b",
+        "search?text=%ed%a0%80", "incidents?until=1e11&since=1e-300", "events?after=%ff-9999999999999999",
+        "jobs?turned=1&sort=loss",
+    ],
+)  # fmt: skip
+def test_no_question_however_odd_breaks_the_console(
+    asked: str, filled: Journal, collector: Collector, serve: Callable[..., Any]
+) -> None:
+    served = serve(collector)
+    asker = served.connection()
+    asker.request("GET", f"/api/v1/{asked}")
+    with asker.getresponse() as answer:
+        assert answer.status in {200, 400, 404}
+    asker.close()
+    assert served.json("/healthz")["ok"]
+
+
 def test_whoever_takes_compressed_answers_gets_them_so(
     filled: Journal, collector: Collector, serve: Callable[..., Any], eventually: Callable[..., Any]
 ) -> None:

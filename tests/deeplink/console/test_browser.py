@@ -256,10 +256,7 @@ def test_one_field_finds_everything_and_keys_reach_it(
         eventually(lambda found=found: [hit for hit in texts(browser, ".hit[aria-selected=true]") if found in hit])
         field.send_keys(Keys.ENTER)
         eventually(lambda leads=leads: place(browser) == leads)
-    assert (
-        browser.execute_script("return document.querySelector('#places [aria-current]').textContent")
-        == "Incidents"
-    )
+    eventually(lambda: texts(browser, "#places [aria-current]") == ["Incidents"])
     go(browser, serve(collector), "fabric", ".tile", eventually)
     browser.execute_script("document.querySelector('.tile[tabindex=\"0\"]').focus()")
     browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)

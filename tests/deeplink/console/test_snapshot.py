@@ -18,6 +18,7 @@ from deeplink.console.concerns import ConcernKind, concerns
 from deeplink.console.jobs import MOST_JOBS, Mood
 from deeplink.console.journal_queries import JournalQueries
 from deeplink.console.nodes import NodeView, ShownHealth, slurm_health
+from deeplink.console.query import search
 from deeplink.console.snapshot import ConsoleSnapshot, build
 from deeplink.console.sources import FactSource, SourceState
 from deeplink.core.finding import Finding, Severity
@@ -345,8 +346,8 @@ def test_a_leaf_of_which_every_node_is_lost_is_told_as_one(journal: Journal) -> 
 def node_view(name: str, switch: str, health: ShownHealth) -> NodeView:
     return NodeView(
         name=name, order=0, switch=switch, health=health, state="", reason="", gpus=None, job=None, ranks=(),
-        spare=False, shards=None, shard_bytes=None, verified_bytes=None, free_bytes=None, heard_unix=0.0,
-        findings=(), unfit=False, remedy="",
+        spare=False, shards=None, shard_bytes=None, verified_bytes=None, free_bytes=None, live=False,
+        heard_unix=0.0, findings=(), found_unix=0.0, unfit=False, remedy="",
     )  # fmt: skip
 
 
@@ -365,6 +366,29 @@ def test_datasets_say_how_large_they_are_and_where_they_were_found(tmp_path: Pat
     found = {each.version[0]: each for each in build(collector.readings()).datasets}
     assert (found["b"].newest, found["b"].nodes, found["b"].total) == (True, (("n2", 45),), 90)
     assert (found["a"].newest, found["a"].files, found["a"].nodes) == (False, 9, None), "nobody has looked"
+
+
+def test_a_name_is_found_whatever_is_in_it_and_leads_to_its_place(collector: Collector, slurm: Any) -> None:
+    slurm.jobs = (("41", "41", "RUNNING", "None", "0", "1", "d&o#r%a", "n[2-3]", "n2", "x" * 10_000),)
+    snapshot = shown(collector)
+    (hit,) = search("D&O#", snapshot.document(), snapshot.jobs)
+    assert hit["place"] == "jobs?user=d%26o%23r%25a"
+    assert search("xxxx", snapshot.document(), snapshot.jobs)[0]["place"] == "jobs/41"
+
+
+def test_agents_that_are_heard_once_more_are_no_news(journal: Journal, collector: Collector) -> None:
+    def rows() -> dict[str, Any]:
+        found: dict[str, Any] = shown(collector).document()["nodes"]
+        return found
+
+    now = time.time()
+    journal.record_node(NodeRecord(name=NodeName("n2"), seen_unix=now - 2, free_bytes=10 << 30))
+    journal.record_node(NodeRecord(name=NodeName("n3"), seen_unix=now - 100))
+    before = rows()
+    assert (before["n2"]["live"], before["n3"]["live"], before["n0"]["live"]) == (True, False, False)
+    assert before["n3"]["heard_unix"] == pytest.approx(now - 100, abs=1)
+    journal.record_node(NodeRecord(name=NodeName("n2"), seen_unix=now, free_bytes=(10 << 30) + 4096))
+    assert rows() == before
 
 
 def test_a_quiet_page_says_so() -> None:
