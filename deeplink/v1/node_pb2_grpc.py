@@ -55,6 +55,11 @@ class NodeStub(object):
                 request_serializer=deeplink_dot_v1_dot_node__pb2.StacksRequest.SerializeToString,
                 response_deserializer=deeplink_dot_v1_dot_node__pb2.StacksReply.FromString,
                 _registered_method=True)
+        self.Ranks = channel.unary_unary(
+                '/deeplink.v1.Node/Ranks',
+                request_serializer=deeplink_dot_v1_dot_node__pb2.RanksRequest.SerializeToString,
+                response_deserializer=deeplink_dot_v1_dot_node__pb2.RanksReply.FromString,
+                _registered_method=True)
 
 
 class NodeServicer(object):
@@ -89,6 +94,13 @@ class NodeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Ranks(self, request, context):
+        """Which ranks of an attempt this node is to run, and what has become of them. Answered when something is new, or the wait is over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Stacks,
                     request_deserializer=deeplink_dot_v1_dot_node__pb2.StacksRequest.FromString,
                     response_serializer=deeplink_dot_v1_dot_node__pb2.StacksReply.SerializeToString,
+            ),
+            'Ranks': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ranks,
+                    request_deserializer=deeplink_dot_v1_dot_node__pb2.RanksRequest.FromString,
+                    response_serializer=deeplink_dot_v1_dot_node__pb2.RanksReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +239,33 @@ class Node(object):
             '/deeplink.v1.Node/Stacks',
             deeplink_dot_v1_dot_node__pb2.StacksRequest.SerializeToString,
             deeplink_dot_v1_dot_node__pb2.StacksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ranks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deeplink.v1.Node/Ranks',
+            deeplink_dot_v1_dot_node__pb2.RanksRequest.SerializeToString,
+            deeplink_dot_v1_dot_node__pb2.RanksReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class NodeStub:
     """In a job of many nodes the launcher asks one agent of each leaf for all that are there: it asks them, as it is asked."""
     Stacks: _grpc.UnaryUnaryMultiCallable[_node_pb2.StacksRequest, _node_pb2.StacksReply]
     """Where each rank of an attempt on this node is: asked of ranks that hang, before anything is killed."""
+    Ranks: _grpc.UnaryUnaryMultiCallable[_node_pb2.RanksRequest, _node_pb2.RanksReply]
+    """Which ranks of an attempt this node is to run, and what has become of them. Answered when something is new, or the wait is over."""
 
 @_typing.type_check_only
 class NodeAsyncStub(NodeStub):
@@ -55,6 +57,8 @@ class NodeAsyncStub(NodeStub):
     """In a job of many nodes the launcher asks one agent of each leaf for all that are there: it asks them, as it is asked."""
     Stacks: _aio.UnaryUnaryMultiCallable[_node_pb2.StacksRequest, _node_pb2.StacksReply]  # type: ignore[assignment]
     """Where each rank of an attempt on this node is: asked of ranks that hang, before anything is killed."""
+    Ranks: _aio.UnaryUnaryMultiCallable[_node_pb2.RanksRequest, _node_pb2.RanksReply]  # type: ignore[assignment]
+    """Which ranks of an attempt this node is to run, and what has become of them. Answered when something is new, or the wait is over."""
 
 class NodeServicer(metaclass=_abc_1.ABCMeta):
     """The node agent, beside the cache it serves (cache.proto)."""
@@ -90,5 +94,13 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.StacksReply, _abc.Awaitable[_node_pb2.StacksReply]]:
         """Where each rank of an attempt on this node is: asked of ranks that hang, before anything is killed."""
+
+    @_abc_1.abstractmethod
+    def Ranks(
+        self,
+        request: _node_pb2.RanksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.RanksReply, _abc.Awaitable[_node_pb2.RanksReply]]:
+        """Which ranks of an attempt this node is to run, and what has become of them. Answered when something is new, or the wait is over."""
 
 def add_NodeServicer_to_server(servicer: NodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

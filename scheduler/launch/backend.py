@@ -142,6 +142,10 @@ class Backend(Protocol):
         """Return the ranks that an earlier launcher of this run started so; None where they cannot be had."""
         ...
 
+    def end_slots(self) -> None:
+        """End what waits on the nodes for ranks to run, and was told to leave; returns in bounded time."""
+        ...
+
     def rank_command(self, launch: Launch, command: Sequence[str]) -> list[str]:
         """Return what `start_ranks` would execute, for people."""
         ...

@@ -90,6 +90,8 @@ class Supervisor:
         """End the ranks, should any still run: after an error of ours nobody would watch over them."""
         if self._step is not None:
             self._step.kill()
+            self._agents.let_slots_leave(self._attempt)
+            self._backend.end_slots()
 
     @property
     def ending(self) -> signal.Signals | None:
