@@ -56,7 +56,7 @@ _OF_SLOTS = (SLOTS_VARIABLE, "SLURM_HOSTFILE", "SLURM_DISTRIBUTION")
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
-class Slot:
+class RankSlot:
     """One slot, in one thread: from its fork on a rank has nothing of a slot's."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], path: Path, said: SlotReport) -> None:
@@ -292,7 +292,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         sys.stderr.write(f"deeplink slot: {problem}\n  {problem.remedy}\n")
         return problem.exit_code
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    return Slot(argv[1:], env, folder / SOCKET, said).run()
+    return RankSlot(argv[1:], env, folder / SOCKET, said).run()
 
 
 if __name__ == "__main__":

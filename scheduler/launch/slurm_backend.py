@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
+import json
 import logging
 import os
 import threading
@@ -14,6 +16,7 @@ from typing_extensions import override
 
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.publish import write_text
 from deeplink.scheduler.launch.agent_monitor import CONNECT_S
 from deeplink.scheduler.launch.agent_ranks import AgentRanks
 from deeplink.scheduler.launch.backend import (
@@ -62,6 +65,7 @@ log = logging.getLogger(__name__)
 
 PMI = "pmi2"  # Which plugin of srun's tells MPI who is who: it serves MPICH and its kin. Open MPI wants pmix
 EMPTY_STEP_S = 10.0
+SLOTS_FILE = "slots.json"  # what another launcher needs to adopt ranks
 GIVEN_UP_S, LOOK_AGAIN_S = 20.0, 1.0  # How long, and how often, Slurm is looked at for having given a lost node up
 ANSWER_S = 120.0  # For how long it is asked again for what it did not answer
 _ALIVE = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPED, JobState.SIGNALING, JobState.RESIZING})
@@ -228,7 +232,14 @@ class SlurmBackend(Backend):
 
     @override
     def adopt_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep | None:
-        return None
+        record = self.folder / SLOTS_FILE
+        try:
+            slots = SlurmSlots.recorded(json.loads(record.read_text(encoding="utf-8")), self._step_ids.note)
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            log.info("no ranks to adopt: %s: %r", record, problem)
+            return None
+        self.slots[:] = [slots]
+        return self._ranks(launch, command, token, slots, are_new=False)
 
     def _are_for_all(self, launch: Launch) -> bool:
         """Whether slots serve one attempt after the other."""
@@ -260,6 +271,10 @@ class SlurmBackend(Backend):
             if one is not chosen:
                 threading.Thread(target=one.stop, name="deeplink-slots-end", daemon=True).start()
         self.slots[:] = [chosen]
+        try:
+            write_text(self.folder / SLOTS_FILE, json.dumps(chosen.record()))
+        except OSError as problem:
+            log.warning("another launcher could not adopt the ranks: %s", problem)
         return chosen
 
     def _new_slots(self, launch: Launch, command: Sequence[str]) -> SlurmSlots:
@@ -291,6 +306,8 @@ class SlurmBackend(Backend):
     def end_slots(self) -> None:
         for one in self.slots:
             one.stop(LEAVE_S)
+        with contextlib.suppress(OSError):
+            (self.folder / SLOTS_FILE).unlink(missing_ok=True)
 
     @property
     def _step_ids(self) -> StepIds:

@@ -9,16 +9,25 @@ import os
 import re
 import select
 import signal
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
-from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.clock import Clock, SystemClock, wait_until
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import write_text
 from deeplink.core.text import printable
-from deeplink.scheduler.launch.process import AgentProcesses, abandon_process, end_process
+from deeplink.scheduler.launch.process import (
+    KILL_WAIT_S,
+    TERM_WAIT_S,
+    AgentProcesses,
+    abandon_process,
+    end_process,
+)
+from deeplink.scheduler.node.rank_processes import GONE
 from deeplink.scheduler.recovery.rank_failure import Clue, Failed, hints_in
 from deeplink.scheduler.slurm import command as processes
 from deeplink.scheduler.slurm.command import TAKEN, is_unanswered, unstarted_step
@@ -27,7 +36,6 @@ from deeplink.scheduler.slurm.sbatch_options import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
-    from pathlib import Path
 
     from deeplink.core.clock import Clock
     from deeplink.core.types import NodeName
@@ -196,6 +204,11 @@ class SlotStep:
             raise AssertionError("a pipe was asked for")
         self._watcher = FailureWatcher(self._process.stderr)
 
+    @property
+    def pid(self) -> int:
+        """That of srun."""
+        return self._process.pid
+
     def _try_again(self) -> bool:
         """Start srun once more if it got no step and it is time; whether that is done or to come."""
         now = self._clock.monotonic()
@@ -261,6 +274,50 @@ class SlotStep:
         self._watcher.finish()
 
 
+@dataclass(frozen=True, slots=True)
+class AdoptedStep:
+    """A step whose srun another launcher started. What it wrote to standard error ended with that launcher."""
+
+    counts: Mapping[NodeName, int]
+    pid: int  # of srun; 0 where that ran on another machine
+    began: int  # in clock ticks after the machine's start: a later process may have the same number
+    has_begun: bool = True
+
+    def ended(self) -> int | None:
+        """Return 0 once srun has ended, however it did; None before."""
+        return None if not self.pid or begin_of(self.pid) == self.began else 0
+
+    def failed(self) -> Failed:
+        """Return nothing: nobody knows."""
+        return Failed()
+
+    def abandon(self) -> None:
+        """Let go of it without a word to Slurm."""
+        self._signal(signal.SIGKILL)
+
+    def stop(self, leave_s: float = 0.0) -> None:
+        """End it, where its slots have not left within so long; returns in bounded time."""
+        for number, wait_s in ((None, leave_s), (signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, KILL_WAIT_S)):
+            if number is not None:
+                self._signal(number)
+            if not self.pid or wait_until(lambda: self.ended() is not None, SystemClock(), wait_s):
+                return
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.pid and self.ended() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+
+def begin_of(pid: int) -> int | None:
+    """Return when a process began, in clock ticks after the machine's start; None where it is there no more."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in GONE else int(fields[19])  # proc(5)
+
+
 class SlurmSlots:
     """The slots of a run: those of its nodes with ranks are one step, those of its spares another one.
 
@@ -268,13 +325,16 @@ class SlurmSlots:
     the ranks.
     """
 
-    def __init__(self, number: int, steps: Sequence[SlotStep], noted: Callable[[int], object]) -> None:
+    def __init__(
+        self, number: int, steps: Sequence[SlotStep | AdoptedStep], noted: Callable[[int], object]
+    ) -> None:
         self.number = number  # greater than that of those before
         self._steps, self._noted, self._step_id = tuple(steps), noted, -1
 
     def begun(self, step_id: int | None) -> None:
         """Take note that there are slots, and of Slurm's number of their step, where it is told."""
-        self._steps[0].has_begun = True
+        if isinstance(first := self._steps[0], SlotStep):
+            first.has_begun = True
         if step_id is not None and self._step_id < 0:
             self._step_id = step_id + len(self._steps) - 1
             # Of a shared folder, which may hang.
@@ -284,6 +344,23 @@ class SlurmSlots:
         """Whether they are there, and so many on each node: CPUs and GPUs are bound for just as many."""
         there = [step.counts.items() for step in self._steps if step.ended() is None]
         return self._steps[0].has_begun and counts.items() <= {one for each in there for one in each}
+
+    def record(self) -> dict[str, Any]:
+        """Return what another launcher on this machine needs to go on with them, for JSON."""
+        steps = [{"counts": dict(one.counts), "pid": one.pid, "began": begin_of(one.pid)} for one in self._steps]
+        return {"number": self.number, "host": socket.gethostname(), "steps": steps}
+
+    @classmethod
+    def recorded(cls, record: dict[str, Any], noted: Callable[[int], object]) -> SlurmSlots:
+        """Return what `record` told of; raises KeyError, TypeError or ValueError where it is no such thing."""
+        is_here = record["host"] == socket.gethostname()
+        steps = [
+            AdoptedStep(one["counts"], one["pid"] if is_here else 0, int(one["began"] or 0))
+            for one in record["steps"]
+        ]
+        if not steps:
+            raise ValueError("it names no step")
+        return cls(int(record["number"]), steps, noted)
 
     def beside(self, nodes: Collection[NodeName]) -> set[NodeName]:
         """Return all nodes of the steps that these nodes have a part in."""

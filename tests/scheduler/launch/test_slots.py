@@ -52,13 +52,13 @@ if "answer" in words:
 if "leave" in words:
     more = "import os, sys, time; os.setsid(); open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
     left = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {more!r}, sys.argv[1]])"
-    subprocess.run([sys.executable, "-c", left, str(folder / "left.new")], check=True)
-    while not (folder / "left.new").exists() or not (folder / "left.new").read_text():
+    subprocess.run([sys.executable, "-c", left, str(folder / f"new.left{rank}")], check=True)
+    while not (folder / f"new.left{rank}").exists() or not (folder / f"new.left{rank}").read_text():
         time.sleep(0.01)
-    (folder / "left.new").rename(folder / f"left.{rank}")
+    (folder / f"new.left{rank}").rename(folder / f"left.{rank}")
 told = {**os.environ, "pid": str(os.getpid()), "parent": str(os.getppid()), "group": str(os.getpgid(0))}
-(folder / "new").write_text(json.dumps(told))
-(folder / "new").rename(folder / f"{os.environ['DEEPLINK_ATTEMPT']}.{rank}")
+(folder / f"new{rank}").write_text(json.dumps(told))
+(folder / f"new{rank}").rename(folder / f"{os.environ['DEEPLINK_ATTEMPT']}.{rank}")
 if "sleep" in words:
     while True:
         time.sleep(0.05)
