@@ -35,6 +35,7 @@ from deeplink.rpc.listeners import ListenError
 from deeplink.rpc.resolving import InterfaceAddress, Route, links, primary_address, routes
 from deeplink.rpc.tokens import accepted
 from deeplink.scheduler.node import servicer as node_service
+from deeplink.scheduler.node.rank_slots import RankSlots
 from deeplink.scheduler.node.stacks import Stacks
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.v1 import common_pb2, keep_pb2, node_pb2
@@ -121,6 +122,7 @@ class Agent:
         self._stop_metrics: Callable[[], None] = lambda: None
         self._close_node_service: Callable[[], None] = lambda: None
         self._batch_host: BatchHostWatch | None = None
+        self._slots = RankSlots(self._clock) if settings.of_job else None
         self._store_trouble = ""
         self.store_status = CachedProbe(
             self._looked_at_store,
@@ -159,6 +161,8 @@ class Agent:
             self.stop()
             raise
         self._feed_metrics()
+        if self._slots is not None:
+            self._slots.listen(token_file.parent)
         self._server.server.start()
         if self._local is not None:
             self._local.start()
@@ -195,6 +199,8 @@ class Agent:
             self._server.health.enter_graceful_shutdown()
             self._server.server.stop(STOP_GRACE_S).wait(2 * STOP_GRACE_S)
         self._close_node_service()
+        if self._slots is not None:
+            self._slots.close()
         self._stop_metrics()
         unmark(self._store, socket.gethostname())
 
@@ -233,6 +239,7 @@ class Agent:
             stacks=Stacks(self.settings.node),
             health=self._health.findings,
             boot_id=self._health.boot_id,
+            slots=self._slots,
         )
         self._close_node_service = servicer.close
         if self.settings.of_job and self.settings.config is not None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from deeplink.v1 import common_pb2 as deeplink_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64\x65\x65plink/v1/node.proto\x12\x0b\x64\x65\x65plink.v1\x1a\x18\x64\x65\x65plink/v1/common.proto\"8\n\rReportRequest\x12\'\n\x08progress\x18\x01 \x01(\x0b\x32\x15.deeplink.v1.Progress\"T\n\x0bReportReply\x12\x0e\n\x06\x66\x65nced\x18\x01 \x01(\x08\x12$\n\x06newest\x18\x02 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x0f\n\x07save_at\x18\x03 \x01(\x04\"n\n\rStatusRequest\x12%\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x14\n\x0c\x61\x66ter_report\x18\x02 \x01(\x04\x12\x0f\n\x07members\x18\x03 \x01(\t\x12\x0f\n\x07save_at\x18\x04 \x01(\x04\"\x99\x02\n\x0bStatusReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x18\n\x10topology_address\x18\x02 \x01(\t\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x13\n\x0blast_report\x18\x04 \x01(\x04\x12\'\n\x08progress\x18\x05 \x03(\x0b\x32\x15.deeplink.v1.Progress\x12\'\n\x05store\x18\x06 \x01(\x0b\x32\x18.deeplink.v1.StoreStatus\x12$\n\x06newest\x18\x07 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12$\n\x06health\x18\x08 \x03(\x0b\x32\x14.deeplink.v1.Finding\x12\x0f\n\x07\x62oot_id\x18\t \x01(\t\x12\x0c\n\x04unix\x18\n \x01(\x01\"w\n\rGatherRequest\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x1a.deeplink.v1.StatusRequest\x12*\n\x06\x61gents\x18\x02 \x03(\x0b\x32\x1a.deeplink.v1.GatheredAgent\x12\x0e\n\x06number\x18\x03 \x01(\x04\"D\n\rGatheredAgent\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\x0c\x61\x66ter_report\x18\x03 \x01(\x04\";\n\x0bGatherReply\x12,\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1b.deeplink.v1.GatheredStatus\"X\n\x0eGatheredStatus\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12(\n\x06status\x18\x03 \x01(\x0b\x32\x18.deeplink.v1.StatusReply\"_\n\rStacksRequest\x12%\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\x12\x13\n\x0bstates_only\x18\x03 \x01(\x08\"B\n\x0bStacksReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12%\n\x05ranks\x18\x02 \x03(\x0b\x32\x16.deeplink.v1.RankStack\"C\n\x10TestPeersRequest\x12\x11\n\tlisten_on\x18\x01 \x01(\t\x12\r\n\x05peers\x18\x02 \x03(\t\x12\r\n\x05\x66or_s\x18\x03 \x01(\x01\"/\n\x0eTestPeersReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0f\n\x07reached\x18\x02 \x03(\t\"r\n\tRankStack\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\r\n\x05\x63pu_s\x18\x07 \x01(\x01\x12\x0e\n\x06\x66light\x18\x06 \x01(\t\"\xcc\x01\n\x0bStoreStatus\x12\x0e\n\x06shards\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\x12\x16\n\x0eserved_samples\x18\x04 \x01(\x04\x12\x14\n\x0cserved_bytes\x18\x05 \x01(\x04\x12\x17\n\x0fverified_shards\x18\x07 \x01(\x04\x12\x16\n\x0everified_bytes\x18\x08 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\t \x01(\x04\x12\x0f\n\x07problem\x18\n \x01(\tJ\x04\x08\x06\x10\x07\x32\xcf\x02\n\x04Node\x12>\n\x06Report\x12\x1a.deeplink.v1.ReportRequest\x1a\x18.deeplink.v1.ReportReply\x12>\n\x06Status\x12\x1a.deeplink.v1.StatusRequest\x1a\x18.deeplink.v1.StatusReply\x12>\n\x06Gather\x12\x1a.deeplink.v1.GatherRequest\x1a\x18.deeplink.v1.GatherReply\x12>\n\x06Stacks\x12\x1a.deeplink.v1.StacksRequest\x1a\x18.deeplink.v1.StacksReply\x12G\n\tTestPeers\x12\x1d.deeplink.v1.TestPeersRequest\x1a\x1b.deeplink.v1.TestPeersReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64\x65\x65plink/v1/node.proto\x12\x0b\x64\x65\x65plink.v1\x1a\x18\x64\x65\x65plink/v1/common.proto\"8\n\rReportRequest\x12\'\n\x08progress\x18\x01 \x01(\x0b\x32\x15.deeplink.v1.Progress\"T\n\x0bReportReply\x12\x0e\n\x06\x66\x65nced\x18\x01 \x01(\x08\x12$\n\x06newest\x18\x02 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x0f\n\x07save_at\x18\x03 \x01(\x04\"|\n\rStatusRequest\x12%\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x14\n\x0c\x61\x66ter_report\x18\x02 \x01(\x04\x12\x0f\n\x07members\x18\x03 \x01(\t\x12\x0f\n\x07save_at\x18\x04 \x01(\x04\x12\x0c\n\x04over\x18\x05 \x01(\x08\"\x99\x02\n\x0bStatusReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x18\n\x10topology_address\x18\x02 \x01(\t\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x13\n\x0blast_report\x18\x04 \x01(\x04\x12\'\n\x08progress\x18\x05 \x03(\x0b\x32\x15.deeplink.v1.Progress\x12\'\n\x05store\x18\x06 \x01(\x0b\x32\x18.deeplink.v1.StoreStatus\x12$\n\x06newest\x18\x07 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12$\n\x06health\x18\x08 \x03(\x0b\x32\x14.deeplink.v1.Finding\x12\x0f\n\x07\x62oot_id\x18\t \x01(\t\x12\x0c\n\x04unix\x18\n \x01(\x01\"w\n\rGatherRequest\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x1a.deeplink.v1.StatusRequest\x12*\n\x06\x61gents\x18\x02 \x03(\x0b\x32\x1a.deeplink.v1.GatheredAgent\x12\x0e\n\x06number\x18\x03 \x01(\x04\"D\n\rGatheredAgent\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\x0c\x61\x66ter_report\x18\x03 \x01(\x04\";\n\x0bGatherReply\x12,\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1b.deeplink.v1.GatheredStatus\"X\n\x0eGatheredStatus\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12(\n\x06status\x18\x03 \x01(\x0b\x32\x18.deeplink.v1.StatusReply\"_\n\rStacksRequest\x12%\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\x12\x13\n\x0bstates_only\x18\x03 \x01(\x08\"B\n\x0bStacksReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12%\n\x05ranks\x18\x02 \x03(\x0b\x32\x16.deeplink.v1.RankStack\"C\n\x10TestPeersRequest\x12\x11\n\tlisten_on\x18\x01 \x01(\t\x12\r\n\x05peers\x18\x02 \x03(\t\x12\r\n\x05\x66or_s\x18\x03 \x01(\x01\"/\n\x0eTestPeersReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0f\n\x07reached\x18\x02 \x03(\t\"r\n\tRankStack\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\r\n\x05\x63pu_s\x18\x07 \x01(\x01\x12\x0e\n\x06\x66light\x18\x06 \x01(\t\"\xc9\x01\n\x0cRanksRequest\x12%\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06launch\x18\x03 \x01(\t\x12\r\n\x05ranks\x18\x04 \x03(\r\x12(\n\x07signals\x18\x05 \x03(\x0b\x32\x17.deeplink.v1.RankSignal\x12\x0b\n\x03\x65nd\x18\x06 \x01(\x08\x12\x0f\n\x07grace_s\x18\x07 \x01(\x01\x12\r\n\x05known\x18\x08 \x01(\x04\x12\x0e\n\x06wait_s\x18\t \x01(\x01\"(\n\nRankSignal\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\r\"d\n\nRanksReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x01(\r\x12\x0f\n\x07step_id\x18\x03 \x01(\r\x12%\n\x05ranks\x18\x04 \x03(\x0b\x32\x16.deeplink.v1.RankState\"\x80\x01\n\tRankState\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\x0e\n\x06\x65xited\x18\x03 \x01(\x08\x12\x0c\n\x04\x63ode\x18\x04 \x01(\x05\x12\x14\n\x0c\x65xited_ago_s\x18\x05 \x01(\x01\x12\r\n\x05\x65nded\x18\x06 \x01(\x08\x12\x15\n\rout_of_memory\x18\x07 \x01(\x08\"\xcc\x01\n\x0bStoreStatus\x12\x0e\n\x06shards\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\x12\x16\n\x0eserved_samples\x18\x04 \x01(\x04\x12\x14\n\x0cserved_bytes\x18\x05 \x01(\x04\x12\x17\n\x0fverified_shards\x18\x07 \x01(\x04\x12\x16\n\x0everified_bytes\x18\x08 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\t \x01(\x04\x12\x0f\n\x07problem\x18\n \x01(\tJ\x04\x08\x06\x10\x07\x32\x8c\x03\n\x04Node\x12>\n\x06Report\x12\x1a.deeplink.v1.ReportRequest\x1a\x18.deeplink.v1.ReportReply\x12>\n\x06Status\x12\x1a.deeplink.v1.StatusRequest\x1a\x18.deeplink.v1.StatusReply\x12>\n\x06Gather\x12\x1a.deeplink.v1.GatherRequest\x1a\x18.deeplink.v1.GatherReply\x12>\n\x06Stacks\x12\x1a.deeplink.v1.StacksRequest\x1a\x18.deeplink.v1.StacksReply\x12G\n\tTestPeers\x12\x1d.deeplink.v1.TestPeersRequest\x1a\x1b.deeplink.v1.TestPeersReply\x12;\n\x05Ranks\x12\x19.deeplink.v1.RanksRequest\x1a\x17.deeplink.v1.RanksReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,29 +37,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPORTREPLY']._serialized_start=123
   _globals['_REPORTREPLY']._serialized_end=207
   _globals['_STATUSREQUEST']._serialized_start=209
-  _globals['_STATUSREQUEST']._serialized_end=319
-  _globals['_STATUSREPLY']._serialized_start=322
-  _globals['_STATUSREPLY']._serialized_end=603
-  _globals['_GATHERREQUEST']._serialized_start=605
-  _globals['_GATHERREQUEST']._serialized_end=724
-  _globals['_GATHEREDAGENT']._serialized_start=726
-  _globals['_GATHEREDAGENT']._serialized_end=794
-  _globals['_GATHERREPLY']._serialized_start=796
-  _globals['_GATHERREPLY']._serialized_end=855
-  _globals['_GATHEREDSTATUS']._serialized_start=857
-  _globals['_GATHEREDSTATUS']._serialized_end=945
-  _globals['_STACKSREQUEST']._serialized_start=947
-  _globals['_STACKSREQUEST']._serialized_end=1042
-  _globals['_STACKSREPLY']._serialized_start=1044
-  _globals['_STACKSREPLY']._serialized_end=1110
-  _globals['_TESTPEERSREQUEST']._serialized_start=1112
-  _globals['_TESTPEERSREQUEST']._serialized_end=1179
-  _globals['_TESTPEERSREPLY']._serialized_start=1181
-  _globals['_TESTPEERSREPLY']._serialized_end=1228
-  _globals['_RANKSTACK']._serialized_start=1230
-  _globals['_RANKSTACK']._serialized_end=1344
-  _globals['_STORESTATUS']._serialized_start=1347
-  _globals['_STORESTATUS']._serialized_end=1551
-  _globals['_NODE']._serialized_start=1554
-  _globals['_NODE']._serialized_end=1889
+  _globals['_STATUSREQUEST']._serialized_end=333
+  _globals['_STATUSREPLY']._serialized_start=336
+  _globals['_STATUSREPLY']._serialized_end=617
+  _globals['_GATHERREQUEST']._serialized_start=619
+  _globals['_GATHERREQUEST']._serialized_end=738
+  _globals['_GATHEREDAGENT']._serialized_start=740
+  _globals['_GATHEREDAGENT']._serialized_end=808
+  _globals['_GATHERREPLY']._serialized_start=810
+  _globals['_GATHERREPLY']._serialized_end=869
+  _globals['_GATHEREDSTATUS']._serialized_start=871
+  _globals['_GATHEREDSTATUS']._serialized_end=959
+  _globals['_STACKSREQUEST']._serialized_start=961
+  _globals['_STACKSREQUEST']._serialized_end=1056
+  _globals['_STACKSREPLY']._serialized_start=1058
+  _globals['_STACKSREPLY']._serialized_end=1124
+  _globals['_TESTPEERSREQUEST']._serialized_start=1126
+  _globals['_TESTPEERSREQUEST']._serialized_end=1193
+  _globals['_TESTPEERSREPLY']._serialized_start=1195
+  _globals['_TESTPEERSREPLY']._serialized_end=1242
+  _globals['_RANKSTACK']._serialized_start=1244
+  _globals['_RANKSTACK']._serialized_end=1358
+  _globals['_RANKSREQUEST']._serialized_start=1361
+  _globals['_RANKSREQUEST']._serialized_end=1562
+  _globals['_RANKSIGNAL']._serialized_start=1564
+  _globals['_RANKSIGNAL']._serialized_end=1604
+  _globals['_RANKSREPLY']._serialized_start=1606
+  _globals['_RANKSREPLY']._serialized_end=1706
+  _globals['_RANKSTATE']._serialized_start=1709
+  _globals['_RANKSTATE']._serialized_end=1837
+  _globals['_STORESTATUS']._serialized_start=1840
+  _globals['_STORESTATUS']._serialized_end=2044
+  _globals['_NODE']._serialized_start=2047
+  _globals['_NODE']._serialized_end=2443
 # @@protoc_insertion_point(module_scope)

@@ -75,12 +75,15 @@ class StatusRequest(_message.Message):
     AFTER_REPORT_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     SAVE_AT_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
     after_report: _builtins.int
     """return only progress with a greater sequence number"""
     members: _builtins.str
     """NAME=HOST:PORT[*WEIGHT],... of the job's agents, this one among them"""
     save_at: _builtins.int
     """what the attempt's ranks are to be told (ReportReply); 0: nothing"""
+    over: _builtins.bool
+    """the run has ended: its slots are to leave"""
     @_builtins.property
     def attempt(self) -> _common_pb2.Attempt:
         """the attempt the caller runs; the agent fences older ones from now on"""
@@ -92,10 +95,11 @@ class StatusRequest(_message.Message):
         after_report: _builtins.int = ...,
         members: _builtins.str = ...,
         save_at: _builtins.int = ...,
+        over: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_report", b"after_report", "attempt", b"attempt", "members", b"members", "save_at", b"save_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_report", b"after_report", "attempt", b"attempt", "members", b"members", "over", b"over", "save_at", b"save_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -423,6 +427,165 @@ class RankStack(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankStack: _TypeAlias = RankStack  # noqa: Y015
+
+@_typing.final
+class RanksRequest(_message.Message):
+    """All that is wanted; asked twice it does nothing twice. The ranks of older attempts are ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    LAUNCH_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    SIGNALS_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    GRACE_S_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """the slots that are to run them, as the launcher numbers them"""
+    launch: _builtins.str
+    """file that carries the launch; the slots read it"""
+    end: _builtins.bool
+    """they are to end, for good"""
+    grace_s: _builtins.float
+    """by KILL so long after TERM"""
+    known: _builtins.int
+    """the version that was answered last"""
+    wait_s: _builtins.float
+    """how long to wait for another one, at most 5"""
+    @_builtins.property
+    def attempt(self) -> _common_pb2.Attempt:
+        """whose ranks"""
+
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the n-th slot of the step on this node runs the n-th"""
+
+    @_builtins.property
+    def signals(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankSignal]:
+        """passed on so far"""
+
+    def __init__(
+        self,
+        *,
+        attempt: _common_pb2.Attempt | None = ...,
+        step: _builtins.int = ...,
+        launch: _builtins.str = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        signals: _abc.Iterable[Global___RankSignal] | None = ...,
+        end: _builtins.bool = ...,
+        grace_s: _builtins.float = ...,
+        known: _builtins.int = ...,
+        wait_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "end", b"end", "grace_s", b"grace_s", "known", b"known", "launch", b"launch", "ranks", b"ranks", "signals", b"signals", "step", b"step", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RanksRequest: _TypeAlias = RanksRequest  # noqa: Y015
+
+@_typing.final
+class RankSignal(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """greater than those of signals before it"""
+    number: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankSignal: _TypeAlias = RankSignal  # noqa: Y015
+
+@_typing.final
+class RanksReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    STEP_ID_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """another one whenever what follows is"""
+    slots: _builtins.int
+    """slots of the step that are there"""
+    step_id: _builtins.int
+    """the step's number, plus 1; 0: no slot has said it"""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankState]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        slots: _builtins.int = ...,
+        step_id: _builtins.int = ...,
+        ranks: _abc.Iterable[Global___RankState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranks", b"ranks", "slots", b"slots", "step_id", b"step_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RanksReply: _TypeAlias = RanksReply  # noqa: Y015
+
+@_typing.final
+class RankState(_message.Message):
+    """What has become of one rank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    EXITED_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    EXITED_AGO_S_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    pid: _builtins.int
+    exited: _builtins.bool
+    """its own process has"""
+    code: _builtins.int
+    """as it exited: 128 + n for signal n"""
+    exited_ago_s: _builtins.float
+    """before this answer"""
+    ended: _builtins.bool
+    """and nothing that it started is left"""
+    out_of_memory: _builtins.bool
+    """processes of its cgroup were killed for want of memory"""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        pid: _builtins.int = ...,
+        exited: _builtins.bool = ...,
+        code: _builtins.int = ...,
+        exited_ago_s: _builtins.float = ...,
+        ended: _builtins.bool = ...,
+        out_of_memory: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "ended", b"ended", "exited", b"exited", "exited_ago_s", b"exited_ago_s", "out_of_memory", b"out_of_memory", "pid", b"pid", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankState: _TypeAlias = RankState  # noqa: Y015
 
 @_typing.final
 class StoreStatus(_message.Message):

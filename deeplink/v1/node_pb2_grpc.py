@@ -60,6 +60,11 @@ class NodeStub(object):
                 request_serializer=deeplink_dot_v1_dot_node__pb2.TestPeersRequest.SerializeToString,
                 response_deserializer=deeplink_dot_v1_dot_node__pb2.TestPeersReply.FromString,
                 _registered_method=True)
+        self.Ranks = channel.unary_unary(
+                '/deeplink.v1.Node/Ranks',
+                request_serializer=deeplink_dot_v1_dot_node__pb2.RanksRequest.SerializeToString,
+                response_deserializer=deeplink_dot_v1_dot_node__pb2.RanksReply.FromString,
+                _registered_method=True)
 
 
 class NodeServicer(object):
@@ -101,6 +106,13 @@ class NodeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Ranks(self, request, context):
+        """Which ranks of an attempt this node is to run, and what has become of them. Answered when something is new, or the wait is over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +140,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.TestPeers,
                     request_deserializer=deeplink_dot_v1_dot_node__pb2.TestPeersRequest.FromString,
                     response_serializer=deeplink_dot_v1_dot_node__pb2.TestPeersReply.SerializeToString,
+            ),
+            'Ranks': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ranks,
+                    request_deserializer=deeplink_dot_v1_dot_node__pb2.RanksRequest.FromString,
+                    response_serializer=deeplink_dot_v1_dot_node__pb2.RanksReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +283,33 @@ class Node(object):
             '/deeplink.v1.Node/TestPeers',
             deeplink_dot_v1_dot_node__pb2.TestPeersRequest.SerializeToString,
             deeplink_dot_v1_dot_node__pb2.TestPeersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ranks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deeplink.v1.Node/Ranks',
+            deeplink_dot_v1_dot_node__pb2.RanksRequest.SerializeToString,
+            deeplink_dot_v1_dot_node__pb2.RanksReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,8 @@ class NodeStub:
     """Where each rank of an attempt on this node is: asked of ranks that hang, before anything is killed."""
     TestPeers: _grpc.UnaryUnaryMultiCallable[_node_pb2.TestPeersRequest, _node_pb2.TestPeersReply]
     """Exchange bytes with other agents over the network that ranks use: asked of ranks that hang, too."""
+    Ranks: _grpc.UnaryUnaryMultiCallable[_node_pb2.RanksRequest, _node_pb2.RanksReply]
+    """Which ranks of an attempt this node is to run, and what has become of them. Answered when something is new, or the wait is over."""
 
 @_typing.type_check_only
 class NodeAsyncStub(NodeStub):
@@ -59,6 +61,8 @@ class NodeAsyncStub(NodeStub):
     """Where each rank of an attempt on this node is: asked of ranks that hang, before anything is killed."""
     TestPeers: _aio.UnaryUnaryMultiCallable[_node_pb2.TestPeersRequest, _node_pb2.TestPeersReply]  # type: ignore[assignment]
     """Exchange bytes with other agents over the network that ranks use: asked of ranks that hang, too."""
+    Ranks: _aio.UnaryUnaryMultiCallable[_node_pb2.RanksRequest, _node_pb2.RanksReply]  # type: ignore[assignment]
+    """Which ranks of an attempt this node is to run, and what has become of them. Answered when something is new, or the wait is over."""
 
 class NodeServicer(metaclass=_abc_1.ABCMeta):
     """The node agent, beside the cache it serves (cache.proto)."""
@@ -102,5 +106,13 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.TestPeersReply, _abc.Awaitable[_node_pb2.TestPeersReply]]:
         """Exchange bytes with other agents over the network that ranks use: asked of ranks that hang, too."""
+
+    @_abc_1.abstractmethod
+    def Ranks(
+        self,
+        request: _node_pb2.RanksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.RanksReply, _abc.Awaitable[_node_pb2.RanksReply]]:
+        """Which ranks of an attempt this node is to run, and what has become of them. Answered when something is new, or the wait is over."""
 
 def add_NodeServicer_to_server(servicer: NodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

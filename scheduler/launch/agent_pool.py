@@ -74,6 +74,7 @@ class AgentPool:
         self._ask_at = float("-inf")
         self._said_ended = False
         self.save_at = 0  # the step the ranks are to be told to save at; 0: none
+        self._is_over = False
 
     @property
     def facts(self) -> dict[NodeName, NodeFacts]:
@@ -237,7 +238,9 @@ class AgentPool:
             one.token = token
             if stall > STALL_S:
                 one.forgive(stall, now)
-        request = node_pb2.StatusRequest(attempt=attempt_to_wire(attempt), members=members, save_at=self.save_at)
+        request = node_pb2.StatusRequest(
+            attempt=attempt_to_wire(attempt), members=members, save_at=self.save_at, over=self._is_over
+        )
         if not self._are_as_before:
             self._leaves.use(self._nodes.values() if len(self._nodes) > FEW else (), now)
             self._are_as_before = True
@@ -257,6 +260,12 @@ class AgentPool:
                 own.MergeFrom(request)
                 one.ask(own, now)
         return reports
+
+    def let_slots_leave(self, attempt: Attempt) -> None:
+        """Tell all nodes that the run has ended, and what waits there for ranks is to end; does not wait."""
+        self._is_over = True
+        self.ask_at(self._clock.monotonic())
+        self.tick(attempt)
 
     def silence(self) -> dict[NodeName, Silence]:
         """Return how long each node has been silent."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.environment import Launch, NodeFacts
     from deeplink.scheduler.launch.event_log import EventLog
     from deeplink.scheduler.launch.launch_spec import Granted, LaunchSpec
-    from deeplink.scheduler.launch.process import StartedAgents, StarterProcess
+    from deeplink.scheduler.launch.process import StartedAgents, StartedSlots
     from deeplink.scheduler.launch.run_state import Handover
     from deeplink.scheduler.recovery.rank_failure import Failed
     from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
@@ -95,11 +95,6 @@ class AgentStep(Protocol):
 class RankStep(Protocol):
     """The ranks of one attempt."""
 
-    @property
-    def pid(self) -> int:
-        """The process that started them, for `Backend.adopt_ranks`; 0 where none did."""
-        return 0
-
     def exit_code(self) -> int | None:
         """Return how the step ended (128 + n for signal n; of failed ranks the first one's code); None before."""
         ...
@@ -148,18 +143,25 @@ class Backend(Protocol):
         """Start the ranks of an attempt in the launch's order; `token` is the attempt's, which its agents take."""
         ...
 
-    def adopt_ranks(
-        self, launch: Launch, command: Sequence[str], token: str, starter: StarterProcess | None
-    ) -> RankStep | None:
-        """Return the ranks that an earlier launcher of this run started so; None where they cannot be had.
-
-        `starter` is the process that it started them by (`RankStep.pid`), where it did so by one.
-        """
+    def adopt_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep | None:
+        """Return the ranks that an earlier launcher of this run started so; None where they cannot be had."""
         ...
+
+    def started_slots(self) -> tuple[StartedSlots, ...]:
+        """Return what waits on the nodes for ranks to run, for a launcher that is started again."""
+        return ()
+
+    def adopt_slots(self, started: Sequence[StartedSlots], end_of: EndOf) -> None:  # noqa: ARG002 - for the others
+        """Go on with slots that a launcher before this one started; `end_of` tells how its processes ended."""
+        return
 
     def adopt_agents(self, started: StartedAgents, end_of: EndOf) -> AgentStep:  # noqa: ARG002 - for the others
         """Go on with agents that a launcher before this one started; `end_of` tells how its processes ended."""
         raise LaunchError(f"{self.name}: no launcher is started again here")
+
+    def end_slots(self) -> None:
+        """End what waits on the nodes for ranks to run, and was told to leave; returns in bounded time."""
+        ...
 
     def rank_command(self, launch: Launch, command: Sequence[str]) -> list[str]:
         """Return what `start_ranks` would execute, for people."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import zlib
 from collections import defaultdict
 from dataclasses import asdict, dataclass
@@ -15,17 +16,18 @@ from deeplink.core.publish import BY_FILE, leave, write_text
 from deeplink.core.types import Attempt, Member, NodeName, format_members
 from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.container import Container
+from deeplink.scheduler.slurm.nodeset import fold_for_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from deeplink.rpc.resolving import InterfaceAddress, Route
 
     Settings = Callable[["Launch", "RankTask", Mapping[str, str]], dict[str, str]]
 
-# Names the file that carries the launch from `deeplink run` to `deeplink.scheduler.launch.rank`; the command does
-# not see it.
+# Names the file that carries the launch from `deeplink run` to a rank; the command does not see it.
 LAUNCH_VARIABLE = "DEEPLINK_LAUNCH"
+SLOTS_VARIABLE = "DEEPLINK_SLOTS"  # the file, of slots: their step, and where their agents listen
 SEATS_VARIABLE = "DEEPLINK_AGENT_SEATS"  # the file, of agents that are started again: each finds its port in it
 _MEMBERS = ".members"  # beside the launch's file, with its name before it
 
@@ -325,6 +327,21 @@ def left_launch(env: Mapping[str, str]) -> Launch:
     return Launch.unpacked(content)
 
 
+def leave_slots(folder: Path, step: int, nodes: Iterable[NodeFacts]) -> str:
+    """Leave in the job's folder what the slots of a step are to know; return what SLOTS_VARIABLE is to be."""
+    folders = {facts.node: str(Path(facts.token_file).parent) for facts in nodes}
+    return str(leave(folder, "slots", json.dumps({"step": step, "folders": folders}).encode()))
+
+
+def left_slots(env: Mapping[str, str]) -> tuple[int, Path]:
+    """Return the step that this slot is of, and the folder of its node's agent."""
+    try:
+        told = json.loads(Path(env[SLOTS_VARIABLE]).read_text(encoding="utf-8"))
+        return int(told["step"]), Path(told["folders"][env["SLURMD_NODENAME"]])
+    except (KeyError, ValueError, TypeError, OSError) as problem:
+        raise not_launched(f"nothing tells this slot of its agent ({problem!r})") from problem
+
+
 def members_variable(env: Mapping[str, str]) -> str:
     """Return what DEEPLINK_MEMBERS is to be for a rank with this environment: the file of its launch's members."""
     return f"{BY_FILE}{env[LAUNCH_VARIABLE]}{_MEMBERS}"
@@ -339,12 +356,28 @@ class RankTask:
     node: str
 
 
-def slurm_task(env: Mapping[str, str]) -> RankTask:
-    """Return which rank Slurm started this process as."""
-    try:
-        return RankTask(int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), env["SLURMD_NODENAME"])
-    except (KeyError, ValueError) as problem:
-        raise not_launched(f"Slurm did not start it ({problem})") from problem
+def slurm_variables(launch: Launch, task: RankTask, of_job: Iterable[NodeName]) -> dict[str, str]:
+    """Return what srun would tell a rank of its step, were that the attempt's own.
+
+    `of_job`: the job's nodes in Slurm's own order, which is not the ranks'.
+    """
+    started = dict(zip((facts.node for facts in launch.nodes), launch.started, strict=True))
+    nodes = [node for node in of_job if node in started]
+    group, local = launch.place(task.rank)
+    count, tasks = str(len(nodes)), str(launch.processes)
+    runs = [(number, len([*same])) for number, same in itertools.groupby(started[node] for node in nodes)]
+    each = ",".join(f"{number}(x{times})" if times > 1 else str(number) for number, times in runs)
+    first = task.rank - local
+    return {
+        "SLURM_PROCID": str(task.rank),
+        "SLURM_NODEID": str(nodes.index(NodeName(task.node))),
+        "SLURM_GTIDS": ",".join(map(str, range(first, first + launch.started[group]))),
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), tasks),
+        **dict.fromkeys(("SLURM_NNODES", "SLURM_STEP_NUM_NODES"), count),
+        **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), each),
+        "SLURM_STEP_NODELIST": fold_for_files(nodes),
+        "SLURM_TASK_PID": str(os.getpid()),
+    }
 
 
 def mpi_task(launch: Launch, env: Mapping[str, str]) -> RankTask:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from signal import Signals
 
     from deeplink.core.types import Attempt
-    from deeplink.scheduler.launch.process import StarterProcess
 
 MPIEXEC = "mpiexec"
 
@@ -69,12 +68,10 @@ class LocalBackend(Backend):
     def rank_command(self, launch: Launch, command: Sequence[str]) -> list[str]:
         if launch.recipe.mpi:
             return _with_mpi(launch, command)
-        return python_command("deeplink.scheduler.launch.rank", "--", *command)
+        return _rank_command(launch, 0, command)
 
     @override
-    def adopt_ranks(
-        self, launch: Launch, command: Sequence[str], token: str, starter: StarterProcess | None
-    ) -> RankStep | None:
+    def adopt_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep | None:
         return None
 
     @override
@@ -86,6 +83,10 @@ class LocalBackend(Backend):
             raise LaunchError(f"{MPIEXEC} is not on PATH", remedy, exit_code=127)
         env = {**self.env, LAUNCH_VARIABLE: leave_launch(launch, self.folder)}
         return LocalRanks(launch, command, env)
+
+    @override
+    def end_slots(self) -> None:
+        """There are none: ranks are processes of ours."""
 
     @override
     def port_for(self, attempt: Attempt) -> int:
@@ -118,6 +119,12 @@ class LocalBackend(Backend):
     @override
     def ended_whole(self) -> None:
         """Nothing is left behind here."""
+
+
+def _rank_command(launch: Launch, rank: int, command: Sequence[str]) -> list[str]:
+    group, local_rank = launch.place(rank)
+    task = ["--task", str(rank), str(local_rank), launch.nodes[group].node]
+    return python_command("deeplink.scheduler.launch.rank", *task, "--", *command)
 
 
 def _with_mpi(launch: Launch, command: Sequence[str]) -> list[str]:
@@ -157,10 +164,7 @@ class LocalRanks(RankStep):
             self._ranks[0] = processes.spawn(_with_mpi(launch, command), env=env)
             return
         for rank in range(launch.processes):
-            group, local_rank = launch.place(rank)
-            task = ["--task", str(rank), str(local_rank), launch.nodes[group].node]
-            argv = python_command("deeplink.scheduler.launch.rank", *task, "--", *command)
-            self._ranks[rank] = processes.spawn(argv, env=env)
+            self._ranks[rank] = processes.spawn(_rank_command(launch, rank, command), env=env)
 
     @override
     def exit_code(self) -> int | None:

@@ -24,6 +24,7 @@ from deeplink.scheduler.slurm import command as processes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from deeplink.core.types import NodeName
     from deeplink.scheduler.launch.backend import EndOf
 
 log = logging.getLogger(__name__)
@@ -93,12 +94,15 @@ class AdoptedProcess:
                 os.kill(self.pid, number)
 
 
-class NoRanks(RankStep):
-    """The ranks of an attempt that has none: its launcher died as it was about to start them, or ended them."""
+class EndedRanks(RankStep):
+    """The ranks of an attempt that has none: its launcher died after their end, or before their start."""
+
+    def __init__(self, code: int = 128 + signal.SIGKILL) -> None:
+        self._code = code
 
     @override
     def exit_code(self) -> int:
-        return 128 + signal.SIGKILL
+        return self._code
 
     @override
     def failed(self) -> Failed:
@@ -158,6 +162,15 @@ class StartedAgents:
     pids: tuple[int, ...]  # of their starters
     said: str  # the file of their announcements
     log_start: int  # where their part of the log file begins
+
+
+@dataclass(frozen=True, slots=True)
+class StartedSlots:
+    """What is needed to go on with slots for ranks that another process started."""
+
+    number: int
+    has_begun: bool
+    steps: tuple[tuple[int, Mapping[NodeName, int]], ...]  # of each the id of its starter, and slots of each node
 
 
 class AgentProcesses(AgentStep):

@@ -1,7 +1,7 @@
 """Started once per rank, on its node: sets the rank's environment and becomes the user's command.
 
-`python -m deeplink.scheduler.launch.rank [--task RANK LOCAL_RANK NODE | --mpi] -- COMMAND...`; Slurm says which
-rank it is where --task does not, and mpiexec with --mpi.
+`python -m deeplink.scheduler.launch.rank --task RANK LOCAL_RANK NODE | --mpi -- COMMAND...`; with --mpi, mpiexec
+says which rank it is. Where Slurm starts ranks, slots of theirs do what this program does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from deeplink.scheduler.launch.environment import (
     mpi_task,
     not_launched,
     rank_environment,
-    slurm_task,
 )
 
 if TYPE_CHECKING:
@@ -39,23 +38,35 @@ def main(argv: Sequence[str]) -> int:
     try:
         launch = left_launch(os.environ)
         task, command = arguments(list(argv), launch, os.environ)
-        env = rank_environment(launch, task, os.environ)
-        env["DEEPLINK_MEMBERS"] = members_variable(os.environ)
+    except DeepLinkError as problem:
+        return _told(problem)
+    return become(command, launch, task, os.environ)
+
+
+def become(command: Sequence[str], launch: Launch, task: RankTask, given: Mapping[str, str]) -> int:
+    """Become the command as a rank, with the environment `given` and its own; returns only where that fails."""
+    try:
+        env = rank_environment(launch, task, given)
+        env["DEEPLINK_MEMBERS"] = members_variable(given)
         env["DEEPLINK_TOKEN_FILE"] = str(token_file_of(Path(env["DEEPLINK_TOKEN_FILE"]), launch.attempt))
         if launch.container is not None and launch.container.runtime != PYXIS:
             command = entering(launch.container, command, env, here=str(Path.cwd()), exists=os.path.exists)
         _outwait_predecessor(Path(env["DEEPLINK_TOKEN_FILE"]).parent, env["LOCAL_RANK"])
     except DeepLinkError as problem:
-        sys.stderr.write(f"deeplink rank: {problem}\n  {problem.remedy}\n")
-        return problem.exit_code
+        return _told(problem)
     try:
-        os.execvpe(command[0], command, env)  # noqa: S606 - the user's own command, as an argument list
+        os.execvpe(command[0], [*command], env)  # noqa: S606 - the user's own command, as an argument list
     except FileNotFoundError:
         sys.stderr.write(f"deeplink rank: {command[0]}: no such command on {env['DEEPLINK_NODE']}\n")
         return _NOT_FOUND
     except OSError as problem:
         sys.stderr.write(f"deeplink rank: {command[0]}: {problem.strerror} on {env['DEEPLINK_NODE']}\n")
         return _NOT_EXECUTABLE
+
+
+def _told(problem: DeepLinkError) -> int:
+    sys.stderr.write(f"deeplink rank: {problem}\n  {problem.remedy}\n")
+    return problem.exit_code
 
 
 def arguments(argv: list[str], launch: Launch, env: Mapping[str, str]) -> tuple[RankTask, list[str]]:
@@ -67,7 +78,7 @@ def arguments(argv: list[str], launch: Launch, env: Mapping[str, str]) -> tuple[
         task = mpi_task(launch, env)
         argv = argv[1:]
     else:
-        task = slurm_task(env)
+        raise not_launched("nothing says which one")
     if argv[:1] != ["--"] or len(argv) == 1:
         raise not_launched("no command is given")
     return task, argv[1:]

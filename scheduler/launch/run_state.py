@@ -17,7 +17,7 @@ from deeplink.core.publish import write_text
 from deeplink.core.timeouts import call_with_timeout
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
 from deeplink.scheduler.launch.history import Progress
-from deeplink.scheduler.launch.process import AdoptedProcess, AgentProcesses, StartedAgents
+from deeplink.scheduler.launch.process import AgentProcesses, EndedRanks, StartedAgents, StartedSlots
 from deeplink.scheduler.recovery.rank_failure import Cause, Setback
 from deeplink.scheduler.recovery.records import Incident
 
@@ -40,12 +40,12 @@ class AttemptState:
 
     launch: Launch
     runs: bool  # whether it has ranks: else it was about to start them, or is ending them
-    pid: int  # of what started its ranks; 0 where no process of the launcher's did
     began: float
     begun: int  # attempts of this run
     code: int | None = None  # how its ranks ended; None while that is not known
     crossings: int = 0
     crossings_stock: int = 0
+    slots: tuple[StartedSlots, ...] = ()
     others: tuple[NodeFacts, ...] = ()  # agents of nodes that neither run its ranks nor rest
     restarted: tuple[int, ...] = ()  # processes that started agents once more
     usable: tuple[NodeName, ...] = ()
@@ -66,6 +66,7 @@ class AttemptState:
         return {
             **{name: getattr(self, name) for name in _PLAIN},
             "launch": base64.b64encode(self.launch.packed()).decode(),
+            "slots": [asdict(one) for one in self.slots],
             "others": [asdict(one) for one in self.others],
             "usable": list(self.usable),
             "restarted": list(self.restarted),
@@ -81,6 +82,7 @@ class AttemptState:
         return cls(
             **{name: kept[name] for name in _PLAIN},
             launch=Launch.unpacked(base64.b64decode(kept["launch"])),
+            slots=tuple(_slots(one) for one in kept["slots"]),
             others=tuple(map(NodeFacts.of, kept["others"])),
             usable=tuple(kept["usable"]),
             restarted=tuple(kept["restarted"]),
@@ -91,7 +93,11 @@ class AttemptState:
         )
 
 
-_PLAIN = ("runs", "pid", "began", "begun", "code", "crossings", "crossings_stock", "has_lost", "relaunches")
+def _slots(kept: dict[str, Any]) -> StartedSlots:
+    return StartedSlots(kept["number"], kept["has_begun"], tuple((pid, counts) for pid, counts in kept["steps"]))
+
+
+_PLAIN = ("runs", "began", "begun", "code", "crossings", "crossings_stock", "has_lost", "relaunches")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +185,9 @@ class Handover:
         if link.died is not None:
             attempt = self.attempt
             known = {*(self.before.agents.pids if self.before else ())}
-            link.end_strays(known | ({attempt.pid, *attempt.restarted} if attempt else set()))
+            if attempt is not None:
+                known |= {*attempt.restarted} | {pid for one in attempt.slots for pid, _ in one.steps}
+            link.end_strays(known)
 
     @property
     def attempt(self) -> AttemptState | None:
@@ -201,14 +209,12 @@ class Handover:
         self, backend: Backend, attempt: AttemptState, command: Sequence[str], token: str
     ) -> RankStep | None:
         """Return the ranks of an attempt, running or not; None where it has none."""
-
-        def end_of(pid: int) -> int | None:
-            return self.link.end_of(pid) if attempt.code is None else attempt.code
-
+        backend.adopt_slots(attempt.slots, self.link.end_of)
         if not attempt.runs:
             return None
-        starter = AdoptedProcess(attempt.pid, end_of) if attempt.pid else None
-        return backend.adopt_ranks(attempt.launch, command, token, starter)
+        if attempt.code is not None:
+            return EndedRanks(attempt.code)
+        return backend.adopt_ranks(attempt.launch, command, token)
 
     def leave(self, attempt: AttemptState, *, soon: bool = False) -> None:
         """Publish the state of the run; `soon`: without waiting for the storage."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import logging
 import os
+import threading
 from dataclasses import dataclass, field, replace
 from operator import gt
 from typing import TYPE_CHECKING, Self
@@ -14,6 +15,7 @@ from typing_extensions import override
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.launch.agent_monitor import CONNECT_S
+from deeplink.scheduler.launch.agent_ranks import AgentRanks
 from deeplink.scheduler.launch.backend import (
     Backend,
     JobStatus,
@@ -24,15 +26,16 @@ from deeplink.scheduler.launch.backend import (
 )
 from deeplink.scheduler.launch.container import PYXIS, pyxis_options
 from deeplink.scheduler.launch.environment import (
-    LAUNCH_VARIABLE,
     SEATS_VARIABLE,
+    SLOTS_VARIABLE,
     Launch,
     leave_launch,
     leave_seats,
+    leave_slots,
 )
 from deeplink.scheduler.launch.launch_spec import Granted, gpu_options, granted_by
-from deeplink.scheduler.launch.process import python_command
-from deeplink.scheduler.launch.srun import OwnStep, SlurmAgents, SlurmRanks, StepIds, step_environment
+from deeplink.scheduler.launch.process import AdoptedProcess, python_command
+from deeplink.scheduler.launch.srun import LEAVE_S, SlotStep, SlurmAgents, SlurmSlots, StepIds, step_environment
 from deeplink.scheduler.liveness.probe import TcpProber, slurmd_port
 from deeplink.scheduler.recovery.evidence import TAG, ProbeResult
 from deeplink.scheduler.recovery.recovery_steps import comment_of, with_our_comment
@@ -49,9 +52,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.core.types import Attempt, NodeName
+    from deeplink.scheduler.launch.agent_ranks import Slots
     from deeplink.scheduler.launch.backend import AgentStep, EndOf, RankStep
     from deeplink.scheduler.launch.environment import NodeFacts
-    from deeplink.scheduler.launch.process import StartedAgents, StarterProcess
+    from deeplink.scheduler.launch.process import StartedAgents, StartedSlots
     from deeplink.scheduler.slurm.parse import JobAddress, JobRow, NodeRow
     from deeplink.scheduler.topology.graph import Fabric
 
@@ -65,11 +69,8 @@ LONG_ANSWER_S = 3600.0  # The same, where ranks run on meanwhile
 _ALIVE = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPED, JobState.SIGNALING, JobState.RESIZING})
 
 
-# Beside the ranks and taking nothing from them; one node's death must not end the agents of the others.
-_AGENT_OPTIONS = (
-    *("--overlap", "--gres=none", "--mem=0", "--cpus-per-task=1"),
-    *("--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
-)
+_OUTLIVING = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0")  # one node's death must not end the others' tasks
+_AGENT_OPTIONS = ("--overlap", "--gres=none", "--mem=0", "--cpus-per-task=1", *_OUTLIVING)  # nothing of the ranks'
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class SlurmBackend(Backend):
     clock: Clock = field(default_factory=SystemClock)
     granted: Granted = field(default_factory=Granted)
     address: JobAddress | None = None
+    slots: list[SlurmSlots] = field(default_factory=list)  # what waits for ranks to run; two while it is changed
     name: str = "slurm"
     can_requeue: bool = True
 
@@ -188,60 +190,132 @@ class SlurmBackend(Backend):
 
     @override
     def rank_command(self, launch: Launch, command: Sequence[str]) -> list[str]:
+        return ["srun", *self._slots_command(launch, command, _started(launch))]
+
+    def _slots_command(self, launch: Launch, command: Sequence[str], counts: Mapping[NodeName, int]) -> list[str]:
         # The host file says on how many nodes: from Slurm 24.11 on srun refuses --nodes beside arbitrary.
-        argv = ["srun", f"--ntasks={launch.processes}", "--distribution=arbitrary"]
-        argv += [
-            "--overlap",
-            "--no-kill",
-            "--kill-on-bad-exit=1",
-            "--export=ALL",
-            f"--job-name={_step_name(launch)}",
-        ]
-        argv += [*self._cpus(launch), *self._gpus(launch)]
+        argv = [f"--ntasks={sum(counts.values())}", "--distribution=arbitrary", "--overlap", *_OUTLIVING]
+        argv += ["--export=ALL", f"--job-name=deeplink-{launch.attempt}"]
+        argv += [*self._cpus(launch, counts), *self._gpus(launch, counts)]
         if launch.recipe.mpi and SRUN.alone(self.srun_options).last("mpi") is None:
             argv.append(f"--mpi={PMI}")
-        starter = python_command("deeplink.scheduler.launch.rank", "--", *command)
+        starter = python_command("deeplink.scheduler.launch.slot", "--", *command)
         if launch.container is not None and launch.container.runtime == PYXIS:
             shared = {**launch.passed_on, "DEEPLINK_HOSTFILE": launch.host_file}
-            argv += pyxis_options(launch.container, launch.nodes, shared, exists=os.path.exists)
+            nodes = (*launch.nodes, *launch.spares)
+            argv += pyxis_options(launch.container, nodes, shared, exists=os.path.exists)
             starter[0] = "python3"  # the image's own
         return [*argv, *self.srun_options, *starter]
 
-    def _cpus(self, launch: Launch) -> list[str]:
-        there = [self.granted.cpus.get(facts.name, 1) for facts in launch.nodes]
+    def _cpus(self, launch: Launch, counts: Mapping[NodeName, int]) -> list[str]:
+        there = [self.granted.cpus.get(node, 1) for node in counts]
         if launch.starters:  # one that starts all of the node's ranks needs all of its CPUs
             return [f"--cpus-per-task={min(there)}"]
         each = self.env.get("SLURM_CPUS_PER_TASK", "")
         # Since 22.05 srun does not take it over by itself.
         options = [f"--cpus-per-task={each}"] if each.isdigit() else []
-        wanted = [ranks * (int(each) if each.isdigit() else 1) for ranks in launch.ranks]
+        wanted = [count * (int(each) if each.isdigit() else 1) for count in counts.values()]
         # Else srun refuses more ranks than CPUs.
         return [*options, "--overcommit"] if any(map(gt, wanted, there)) else options
 
-    def _gpus(self, launch: Launch) -> list[str]:
-        started = {facts.name: count for facts, count in zip(launch.nodes, launch.started, strict=True)}
-        return gpu_options(self.granted, started, starters=launch.starters, by_user=self.srun_options)
+    def _gpus(self, launch: Launch, counts: Mapping[NodeName, int]) -> list[str]:
+        return gpu_options(self.granted, counts, starters=launch.starters, by_user=self.srun_options)
 
     @override
     def start_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep:
-        return self._ranks(launch, command)
+        fitting = [one for one in self.slots if one.fit(_started(launch)) and self._are_for_all(launch)]
+        nodes = {facts.name for facts in (*launch.nodes, *launch.spares)}
+        # Slurm ends a step when a node of it boots again that it has not called down (22.05.8): where one was
+        # lost, slots that are there are the second choice, for when slurmctld does not answer.
+        safe = next((one for one in fitting if one.beside(_started(launch)) <= nodes), None)
+        if safe is not None:
+            return self._ranks(launch, command, token, safe, are_new=False)
+        new, before = self._new_slots(launch, command), next(iter(fitting), None)
+        if before is None:
+            self._use(new)
+        return self._ranks(launch, command, token, new, before, are_new=True)
 
     @override
-    def adopt_ranks(
-        self, launch: Launch, command: Sequence[str], token: str, starter: StarterProcess | None
-    ) -> RankStep | None:
-        return None if starter is None else self._ranks(launch, command, starter)
+    def adopt_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep | None:
+        # As new ones: where they end now, the attempt does, for its ranks may have run.
+        return self._ranks(launch, command, token, self.slots[0], are_new=True) if self.slots else None
 
-    def _ranks(self, launch: Launch, command: Sequence[str], adopted: StarterProcess | None = None) -> SlurmRanks:
-        hosts = self.folder / f"hosts.{launch.attempt}"
-        each = zip(launch.nodes, launch.started, strict=True)
-        hosts.write_text("".join(f"{facts.node}\n" * count for facts, count in each), encoding="utf-8")
+    @override
+    def started_slots(self) -> tuple[StartedSlots, ...]:
+        return tuple(one.started() for one in self.slots)
+
+    @override
+    def adopt_slots(self, started: Sequence[StartedSlots], end_of: EndOf) -> None:
+        for one in started:
+            steps = [self._adopted_step(AdoptedProcess(pid, end_of), counts) for pid, counts in one.steps]
+            steps[0].has_begun = one.has_begun
+            self.slots.append(SlurmSlots(one.number, steps, self._step_ids.note))
+
+    def _are_for_all(self, launch: Launch) -> bool:
+        """Whether slots serve one attempt after the other."""
+        # What serves PMI knows the ranks of one attempt. With these options srun tells people the numbers of its
+        # own tasks, which are those of the ranks in the first attempt only.
+        asked = {option.name for option in SRUN.alone(self.srun_options).options}
+        return not (launch.recipe.mpi or asked & {"label", "output", "error", "input"})
+
+    def _ranks(
+        self,
+        launch: Launch,
+        command: Sequence[str],
+        token: str,
+        slots: SlurmSlots,
+        before: SlurmSlots | None = None,
+        *,
+        are_new: bool,
+    ) -> RankStep:
+        def use(chosen: Slots | None) -> Slots:
+            there = next((one for one in self.slots if one is chosen), None)
+            return self._use(there or self._new_slots(launch, command))
+
+        file = leave_launch(launch, self.folder)
+        return AgentRanks(launch, file, token, slots, use, before=before, are_new=are_new, clock=self.clock)
+
+    def _use(self, chosen: SlurmSlots) -> SlurmSlots:
+        """End all other slots; does not wait."""
+        for one in self.slots:
+            if one is not chosen:
+                threading.Thread(target=one.stop, name="deeplink-slots-end", daemon=True).start()
+        self.slots[:] = [chosen]
+        return chosen
+
+    def _new_slots(self, launch: Launch, command: Sequence[str]) -> SlurmSlots:
+        number = int(self.clock.unix() * 1000)
+        # In a file, and for these steps alone: in the script's environment it would bend every other srun.
+        told = leave_slots(self.folder, number, (*launch.nodes, *launch.spares))
+        steps = [self._slot_step(launch, command, _started(launch), f"{number}", told)]
+        if launch.spares and self._are_for_all(launch):
+            resting = dict.fromkeys((facts.name for facts in launch.spares), max(launch.started))
+            try:
+                steps.append(self._slot_step(launch, command, resting, f"{number}.spares", told))
+            except LaunchError as problem:  # they have fewer GPUs, say: the next attempt on them tells
+                log.info("no slots on spares: %s", problem)
+        slots = SlurmSlots(number, steps, self._step_ids.note)
+        self.slots.append(slots)
+        return slots
+
+    def _slot_step(
+        self, launch: Launch, command: Sequence[str], counts: Mapping[NodeName, int], name: str, told: str
+    ) -> SlotStep:
+        argv = [self._srun(), *self._slots_command(launch, command, counts)]
+        hosts = self.folder / f"hosts.{name}"
+        hosts.write_text("".join(f"{node}\n" * count for node, count in counts.items()), encoding="utf-8")
         env = step_environment(self.env, resources=True, tasks=not launch.starters)
-        # For this step alone: left in the environment, the file would bend every other srun of the user's script.
-        env |= {"SLURM_HOSTFILE": str(hosts), LAUNCH_VARIABLE: leave_launch(launch, self.folder)}
-        argv = [self._srun(), *self.rank_command(launch, command)[1:]]
-        step = OwnStep(self.job, self.address or self.slurm.job(self.job).address, _step_name(launch))
-        return SlurmRanks(argv, env, self.slurm, step, self._step_ids.note, restart=self.restart, adopted=adopted)
+        env |= {"SLURM_HOSTFILE": str(hosts), SLOTS_VARIABLE: told}
+        return SlotStep(argv, env, self.slurm, counts=counts, run=(self.job, self.restart), clock=self.clock)
+
+    def _adopted_step(self, process: AdoptedProcess, counts: Mapping[NodeName, int]) -> SlotStep:
+        run = (self.job, self.restart)
+        return SlotStep((), {}, self.slurm, counts=counts, run=run, clock=self.clock, adopted=process)
+
+    @override
+    def end_slots(self) -> None:
+        for one in self.slots:
+            one.stop(LEAVE_S)
 
     @property
     def _step_ids(self) -> StepIds:
@@ -380,8 +454,8 @@ class SlurmBackend(Backend):
             self.clock.sleep(LOOK_AGAIN_S)
 
 
-def _step_name(launch: Launch) -> str:
-    return f"deeplink-{launch.attempt}"
+def _started(launch: Launch) -> dict[NodeName, int]:
+    return {facts.name: count for facts, count in zip(launch.nodes, launch.started, strict=True)}
 
 
 def nodes_status(nodes: Sequence[NodeName], rows: Collection[NodeRow], job: JobRow, restart: int) -> NodesStatus:

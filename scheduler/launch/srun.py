@@ -1,7 +1,8 @@
-"""Agents and ranks as srun steps of our own job: their environment, their numbers, their failures."""
+"""Agents and slots as srun steps of our own job: their environment, their numbers, why they did not come to be."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -10,18 +11,15 @@ import select
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
-
-from typing_extensions import override
 
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import write_text
 from deeplink.core.text import printable
-from deeplink.scheduler.launch.backend import RankStep
-from deeplink.scheduler.launch.process import AgentProcesses, abandon_process, end_process
+from deeplink.scheduler.launch.process import AgentProcesses, StartedSlots, abandon_process, end_process
 from deeplink.scheduler.recovery.rank_failure import Clue, Failed, hints_in
 from deeplink.scheduler.slurm import command as processes
 from deeplink.scheduler.slurm.command import TAKEN, is_unanswered, unstarted_step
@@ -29,20 +27,19 @@ from deeplink.scheduler.slurm.nodeset import NodeSetError, unfold
 from deeplink.scheduler.slurm.sbatch_options import names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from deeplink.core.clock import Clock
     from deeplink.core.types import NodeName
     from deeplink.scheduler.launch.backend import EndOf
     from deeplink.scheduler.launch.process import StartedAgents, StarterProcess
     from deeplink.scheduler.slurm.client import Slurm
-    from deeplink.scheduler.slurm.parse import JobAddress
 
 log = logging.getLogger(__name__)
 
-_MOST_LOOKS, _LOOK_AGAIN_S = 20, 0.5
 UNANSWERED_S = 600.0  # for how long an srun that slurmctld does not answer is tried again
 TRY_AGAIN_S = 1.0  # how long after its end
+LEAVE_S = 1.0  # how long slots that were told to leave take: of a step of theirs that is ended srun complains
 TAKEN_S = 60.0  # how long one that gets no memory is: the step before may have it still, or the job has too little
 
 # What Slurm puts into a batch script's environment and srun reads back as options (srun(1), INPUT ENVIRONMENT
@@ -164,15 +161,6 @@ class SlurmAgents(AgentProcesses):
         super().__init__([argv], env, secret=secret, logfile=logfile, adopted=adopted)
 
 
-@dataclass(frozen=True, slots=True)
-class OwnStep:
-    """A step of the job we run in."""
-
-    job: int  # its raw id
-    address: JobAddress  # how commands that change the job name it
-    name: str
-
-
 def unbroken_pipe() -> tuple[int, int]:
     """Return the ends of a pipe; what writes to it reads it as well, so that it outlives the reader here.
 
@@ -193,13 +181,13 @@ def errors_of(pid: int) -> IO[bytes]:
         return Path(os.devnull).open("rb", buffering=0)
 
 
-class SlurmRanks(RankStep):
-    """The rank step: srun in the foreground of the job's output, its failures read from srun's messages.
+class SlotStep:
+    """A step of slots: srun in the foreground of the job's output, with what it says overheard.
 
-    An srun that slurmctld did not answer has started no rank, and exits 1 as a script does. It is tried again, for
-    `UNANSWERED_S`: ranks that were not started have not failed. So is one that gets no memory, for `TAKEN_S`: the
-    step before may have it still. First Slurm is asked whose the job is by then: cut off for a while, we may be
-    what is left of an older run, and our ranks would run among those of the newer one.
+    An srun that slurmctld did not answer has started no slot, and exits 1 as a script does. It is tried again, for
+    `UNANSWERED_S`. So is one that gets no memory, for `TAKEN_S`: the step before may have it still. First Slurm
+    is asked whose the job is by then: cut off for a while, we may be what is left of an older run, and our ranks
+    would run among those of the newer one.
     """
 
     def __init__(
@@ -207,28 +195,30 @@ class SlurmRanks(RankStep):
         argv: Sequence[str],
         env: Mapping[str, str],
         slurm: Slurm,
-        step: OwnStep,
-        noted: Callable[[int], None],
         *,
-        restart: int,
+        counts: Mapping[NodeName, int],
+        run: tuple[int, int],
         clock: Clock | None = None,
         adopted: StarterProcess | None = None,
     ) -> None:
-        self._argv, self._env, self._noted = tuple(argv), env, noted
+        """`counts`: slots of each node; `run`: the job's raw id, and how often it was started again before.
+
+        With `adopted`, the srun of a launcher before us, none is started.
+        """
+        self.counts, self.has_begun = counts, False  # there are slots, or there were
+        self._argv, self._env = tuple(argv), env
         self._slurm, self._clock = slurm, clock or SystemClock()
-        self._own, self._restart = step, restart
-        self._tries_end = self._clock.monotonic() + UNANSWERED_S
+        self._job, self._restart = run
+        self._tries_end = self._clock.monotonic() + (UNANSWERED_S if adopted is None else 0.0)
         self._taken_since: float | None = None  # for how long there has been no memory
-        self._has_begun = False  # Slurm knows the step: there are ranks, or there were
         self._again_at: float | None = None  # when it is looked whether srun can be tried again
         self._looking: threading.Thread | None = None
         self._may_begin = self._is_elsewhere = False  # what was found
-        self._tries = True  # whether it may be tried again: nobody has ended us yet
         self._begin(adopted)
 
     @property
-    @override
     def pid(self) -> int:
+        """That of srun."""
         return self._process.pid
 
     def _begin(self, adopted: StarterProcess | None = None) -> None:
@@ -243,15 +233,14 @@ class SlurmRanks(RankStep):
                 os.close(write)
             errors = os.fdopen(read, "rb", buffering=0)
         self._watcher = FailureWatcher(errors)
-        threading.Thread(target=self._note, name="deeplink-step", daemon=True).start()
 
     def _try_again(self) -> bool:
         """Start srun once more if it got no step and it is time; whether that is done or to come."""
         now = self._clock.monotonic()
-        if not self._tries or self._is_elsewhere or now >= self._tries_end:
+        if self._is_elsewhere or now >= self._tries_end:
             return False
         # Also a rank may say such words, of an srun of its own.
-        if self._has_begun or self._process.returncode != 1 or self._watcher.code is not None:
+        if self.has_begun or self._process.returncode != 1:
             return False
         if not self._watcher.unstarted or self._is_taken_for_long(now):
             return False
@@ -273,27 +262,17 @@ class SlurmRanks(RankStep):
 
     def _look(self) -> None:
         try:
-            self._is_elsewhere = self._slurm.job(self._own.job).restarts > self._restart
+            self._is_elsewhere = self._slurm.job(self._job).restarts > self._restart
         except DeepLinkError as problem:
             if is_unanswered(problem):
                 self._taken_since = None  # what is taken nobody says by now
                 return
-            log.info("job %s: %s", self._own.address, problem)  # srun will be told the same
+            log.info("job %d: %s", self._job, problem)  # srun will be told the same
         self._may_begin = not self._is_elsewhere
 
-    def _note(self) -> None:
-        try:
-            number = self._number()
-        except DeepLinkError as problem:
-            log.info("the number of step %s: %s", self._own.name, problem)
-        else:
-            if number is not None:
-                self._has_begun = True
-                self._noted(number)
-
-    @override
-    def exit_code(self) -> int | None:
-        code = self._code()
+    def ended(self) -> int | None:
+        """Return the exit code once there are no slots, and none are to come; None before."""
+        code = self._process.poll()
         if code is None:
             return None
         self._watcher.finish()
@@ -301,122 +280,111 @@ class SlurmRanks(RankStep):
             return None
         if self._is_elsewhere:
             return 128 + signal.SIGTERM  # as of ranks that Slurm ended: it is asked why
-        if code and self._watcher.code is not None:
-            # srun's own code is the greatest of all ranks': those it ended for the first one's sake hide its code.
-            return self._watcher.code
-        return code
+        return 128 - code if code < 0 else code
 
-    @override
     def failed(self) -> Failed:
-        return self._watcher.failed(self._code() or 0)
-
-    def _code(self) -> int | None:
+        """Return why there are none; before, what the ranks' standard error hints at."""
         code = self._process.poll()
-        return 128 - code if code is not None and code < 0 else code
+        return self._watcher.failed(128 - code if code is not None and code < 0 else code)
 
-    @override
-    def send(self, number: signal.Signals) -> None:
-        if number in {signal.SIGUSR1, signal.SIGUSR2}:
-            # srun passes these on; others it takes as meant for itself. One that has ended has no ranks.
-            self._process.send_signal(number)
-        else:
-            self._tries = False
-            threading.Thread(target=self._signal_step, args=(number,), name="deeplink-signal", daemon=True).start()
-
-    def _number(self) -> int | None:
-        # A step that was only just started is not known yet; a signal that came so early must not be lost.
-        for _ in range(_MOST_LOOKS):
-            step = self._slurm.steps(self._own.job).get(self._own.name)
-            if step is not None or self._process.poll() is not None:
-                return step
-            SystemClock().sleep(_LOOK_AGAIN_S)
-        return None
-
-    def _signal_step(self, number: signal.Signals | None) -> None:
-        try:
-            step = self._number()
-            if step is None:
-                log.warning("step %s of job %s is not known to Slurm", self._own.name, self._own.address)
-            else:
-                signal_name = number.name.removeprefix("SIG") if number else ""
-                self._slurm.cancel_step(self._own.address, step, signal=signal_name)
-        except DeepLinkError as problem:
-            log.info("scancel of step %s: %s", self._own.name, problem)  # also said where the step ended meanwhile
-
-    @override
     def abandon(self) -> None:
-        self._tries = False
+        """Let go of it without a word to Slurm: under the job's number runs something newer."""
         abandon_process(self._process)
 
-    @override
-    def kill(self) -> None:
-        self._tries = False
-        if self._process.poll() is not None:
-            return
-        # In the background, for what srun cannot do: a node that comes back finds that its step was cancelled.
-        threading.Thread(target=self._signal_step, args=(None,), name="deeplink-scancel", daemon=True).start()
+    def stop(self, leave_s: float = 0.0) -> None:
+        """End it, where its slots have not left within so long; returns in bounded time."""
+        with contextlib.suppress(processes.TimeoutExpired):
+            self._process.wait(leave_s)
         end_process(self._process)
         self._watcher.finish()
 
 
-# Srun's standard error is passed through, and read: which rank failed first. With --kill-on-bad-exit srun ends the
-# other ranks and then exits with the greatest code of all: 143 of those it ended hides the 5 of the one that
-# failed (measured, 22.05.8). Its messages tell them apart.
+class SlurmSlots:
+    """The slots of a run: those of its nodes with ranks are one step, those of its spares another one.
 
-# Behind what a rank wrote without a line break, too: a bar of progress, say.
-_EXITED = re.compile(rb"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.*)")
+    Slurm ends all of a step when a node of it boots again that it has not called down: a spare's boot must not end
+    the ranks.
+    """
+
+    def __init__(self, number: int, steps: Sequence[SlotStep], noted: Callable[[int], object]) -> None:
+        self.number = number  # greater than that of those before
+        self._steps, self._noted, self._step_id = tuple(steps), noted, -1
+
+    def begun(self, step_id: int | None) -> None:
+        """Take note that there are slots, and of Slurm's number of their step, where it is told."""
+        self._steps[0].has_begun = True
+        if step_id is not None and self._step_id < 0:
+            self._step_id = step_id + len(self._steps) - 1
+            # Of a shared folder, which may hang.
+            threading.Thread(target=self._noted, args=(self._step_id,), name="deeplink-step", daemon=True).start()
+
+    def fit(self, counts: Mapping[NodeName, int]) -> bool:
+        """Whether they are there, and so many on each node: CPUs and GPUs are bound for just as many."""
+        there = [step.counts.items() for step in self._steps if step.ended() is None]
+        return self._steps[0].has_begun and counts.items() <= {one for each in there for one in each}
+
+    def started(self) -> StartedSlots:
+        """Return what another launcher needs to go on with them."""
+        steps = tuple((step.pid, step.counts) for step in self._steps)
+        return StartedSlots(self.number, self._steps[0].has_begun, steps)
+
+    def beside(self, nodes: Collection[NodeName]) -> set[NodeName]:
+        """Return all nodes of the steps that these nodes have a part in."""
+        return {node for step in self._steps if step.counts.keys() & set(nodes) for node in step.counts}
+
+    def ended(self) -> int | None:
+        """Return the exit code once there are none where ranks were to run, and none are to come; None before."""
+        codes = [step.ended() for step in self._steps]  # all: each is tried again when it is asked
+        return codes[0]
+
+    def failed(self) -> Failed:
+        """Return why there are none; before, what the ranks' standard error hints at."""
+        found = [step.failed() for step in self._steps]
+        return replace(found[0], hints=frozenset[Clue]().union(*(one.hints for one in found)))
+
+    def abandon(self) -> None:
+        """Let go of them without a word to Slurm."""
+        for step in self._steps:
+            step.abandon()
+
+    def stop(self, leave_s: float = 0.0) -> None:
+        """End those that have not left within so long; returns in bounded time."""
+        enders = [threading.Thread(target=step.stop, args=(leave_s,), daemon=True) for step in self._steps]
+        for ender in enders:
+            ender.start()
+        for ender in enders:
+            ender.join()
+
+
+# Srun's standard error, which is the ranks', too, is passed through, and read.
+
 _OWN = re.compile(rb"srun: (?:(?:error|fatal): |(?=(?:unrecognized |invalid )?option ))(?P<why>.*)")
 _LAUNCH = re.compile(rb"srun: error: Task launch for \S+ failed on node (?P<node>\S+?):? ")
-_WITH_CODE = re.compile(r"Exited with exit code (\d+)")
-_SIGNALS = {(signal.strsignal(number) or "").lower(): number for number in signal.valid_signals()}
 _LONGEST_LINE = 64 << 10
 FINISH_WAIT_S = 2.0
 # What was said longer before the end has nothing to do with it: a batch too large that was made smaller, say.
 HINT_S = 30.0
 
 
-def exit_code_of(how: str) -> int | None:
-    """Return the exit code behind srun's words; None if they say nothing of the kind.
-
-    >>> exit_code_of("Exited with exit code 5"), exit_code_of("Segmentation fault (core dumped)")
-    (5, 139)
-    >>> exit_code_of("Out Of Memory")  # the kernel's doing
-    137
-    """
-    if how == "Out Of Memory":
-        return 128 + signal.SIGKILL
-    found = _WITH_CODE.fullmatch(how)
-    if found:
-        return int(found[1])
-    number = _SIGNALS.get(how.removesuffix(" (core dumped)").strip().lower())
-    return None if number is None else 128 + number
-
-
 class FailureWatcher:
     """Copies `source` to standard error from a thread until it ends, and closes it."""
 
     def __init__(self, source: IO[bytes], clock: Clock | None = None) -> None:
-        # Each is empty while nothing is known: exit code of the first rank that failed, srun's words about it, and
-        # where it ran, or srun could start none; why srun could start no rank, where it may be able to later.
-        self.code: int | None = None
-        self.said = self.node = self.unstarted = self._own = ""
-        self.is_rank_named = (
-            False  # srun told of the end of a rank, as it does of each that fails, also with --quiet
-        )
+        # Each is empty while nothing is known: where srun could start nothing; why it may later; why not.
+        self.node = self.unstarted = self._own = ""
         self._source, self._clock = source, clock or SystemClock()
         self._hints: dict[Clue, float] = {}
         self._rest = b""
         self._thread = threading.Thread(target=self._copy, name="deeplink-stderr", daemon=True)
         self._thread.start()
 
-    def failed(self, code: int = 0) -> Failed:
-        """Return what is known of the first rank that failed; of an srun that exited so, if it named no rank."""
-        if code and not self.is_rank_named:
+    def failed(self, code: int | None = None) -> Failed:
+        """Return why an srun that exited so did; before, what is known by now."""
+        if code is not None:
             why = f": {self._own}" if self._own else ""
             return Failed(said=f"srun itself exited {code}{why}", node=self._one_node(), is_of_rank=False)
         now = self._clock.monotonic()
-        recent = frozenset(hint for hint, at in self._hints.copy().items() if now - at < HINT_S)
-        return Failed(said=self.said, node=self._one_node(), hints=recent)
+        return Failed(hints=frozenset(hint for hint, at in self._hints.copy().items() if now - at < HINT_S))
 
     def _one_node(self) -> NodeName | None:
         try:
@@ -446,21 +414,10 @@ class FailureWatcher:
         self._rest = self._rest[-_LONGEST_LINE:]
         for hint in hints_in(b"\n".join(lines)):
             self._hints[hint] = self._clock.monotonic()
-        for line in lines if self.code is None else ():
+        for line in lines:
             if line.startswith(b"srun: error: Unable to "):
                 self.unstarted = self.unstarted or unstarted_step(_text(line))
-            found = _EXITED.search(line)
-            if not found:
-                self._note_own(line)
-                continue
-            self.is_rank_named = True
-            how = _text(found["how"].strip())
-            code = exit_code_of(how)
-            if code:
-                self.node = _text(found["node"])
-                self.said = f"rank {_text(found['tasks'])} on {self.node}: {how}"
-                self.code = code
-                return
+            self._note_own(line)
 
     def _note_own(self, line: bytes) -> None:
         found = _OWN.match(line)

@@ -19,7 +19,7 @@ from deeplink.scheduler.launch.ending import TICK_S, Ending, RequeueWait
 from deeplink.scheduler.launch.hangs import Hangs
 from deeplink.scheduler.launch.history import History, Progress, file_of
 from deeplink.scheduler.launch.launch_spec import RankLayout, lay_out
-from deeplink.scheduler.launch.process import NoRanks
+from deeplink.scheduler.launch.process import EndedRanks
 from deeplink.scheduler.launch.run_state import AttemptState
 from deeplink.scheduler.launch.slurm_monitor import NodesPoller, SlurmMonitor
 from deeplink.scheduler.launch.status_reporter import StatusReporter, first_attempt, note_attempt, points_of
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from deeplink.core.types import NodeName
     from deeplink.scheduler.launch.backend import RankStep, RunContext
+    from deeplink.scheduler.launch.process import StartedSlots
     from deeplink.scheduler.launch.run_state import Handover
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -92,13 +93,16 @@ class Supervisor:
         self._step: RankStep | None = None
         self._is_alone = False  # the process that holds our place in the batch script is dead, and that is told
         self._has_news = False  # for the run's state: the attempt has come to its first step
-        self._restarted: tuple[int, ...] = ()  # what it says of agents that were started once more
+        # What it says of agents that were started once more, and of slots.
+        self._processes: tuple[tuple[int, ...], tuple[StartedSlots, ...]] = ((), ())
         self.has_lost = False  # whether a node was lost, or was out of reach at the end
 
     def close(self) -> None:
         """End the ranks, should any still run: after an error of ours nobody would watch over them."""
         if self._step is not None:
             self._step.kill()
+            self._agents.let_slots_leave(self._attempt)
+            self._backend.end_slots()
 
     @property
     def ending(self) -> signal.Signals | None:
@@ -155,7 +159,7 @@ class Supervisor:
         token = self._agents.token(launch.attempt)
         self._step = handover.ranks(self._backend, before, self._spec.command, token)
         is_there = self._step is not None
-        running = _Running(layout, self._step or NoRanks(), before.began)
+        running = _Running(layout, self._step or EndedRanks(), before.began)
         then = f"attempt {launch.attempt} goes on" if is_there else "the ranks are started again"
         facts = {"attempt": str(launch.attempt), "signal": link.died, "away_s": away_s}
         self._events.event("launcher-restarted", f"{said}: {then}", **facts)
@@ -183,13 +187,13 @@ class Supervisor:
         state = AttemptState(
             launch=layout.launch,
             runs=step is not None,
-            pid=step.pid if step else 0,
             began=began,
             begun=self._begun,
             code=code,
             crossings=layout.crossings,
             crossings_stock=layout.crossings_stock,
             others=tuple(one for name, one in self._agents.facts.items() if name not in chosen),
+            slots=self._backend.started_slots(),
             usable=tuple(self._usable),
             restarted=self._agents.restarted,
             has_lost=self.has_lost,
@@ -236,8 +240,9 @@ class Supervisor:
         """Return the first verdict that ends this attempt."""
         while True:
             self._listen()
-            if self._has_news or self._agents.restarted != self._restarted:
-                self._has_news, self._restarted = False, self._agents.restarted
+            processes = (self._agents.restarted, self._backend.started_slots())
+            if self._has_news or processes != self._processes:
+                self._has_news, self._processes = False, processes
                 self._leave(running.layout, running.began, running.step, soon=True)
             self._pass_signals(running)
             verdict = self._decided(running)

@@ -87,6 +87,26 @@ class ProcessTable:
         return dict(word.split("=", 1) for word in words)
 
 
+SLOT_TAG = "DEEPLINK_SLOT"
+"""In the environment of a rank and of all that it starts: which attempt's, and in which slot."""
+
+
+def tagged(table: ProcessTable, tag: str) -> set[int]:
+    """Return the processes that are there and were started by the rank with this tag, or by what it started."""
+    alive = (pid for pid, one in table.all().items() if one.state not in GONE)
+    return {pid for pid in alive if tag and table.environment(pid).get(SLOT_TAG) == tag}
+
+
+def descendants(table: ProcessTable, pid: int) -> set[int]:
+    """Return the processes below this one that are there."""
+    processes = table.all()
+    below, found, queue = _children(processes.values()), set[int](), [pid]
+    while queue:
+        queue += (children := below.get(queue.pop(), []))
+        found.update(children)
+    return {one for one in found if processes[one].state not in GONE}
+
+
 def _process(entry: Path, booted_unix: float) -> Process:
     text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
     fields = text.rpartition(")")[2].split()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from deeplink.core.clock import Clock
     from deeplink.core.types import Attempt, NodeName
+    from deeplink.scheduler.node.rank_slots import RankSlots
     from deeplink.v1 import common_pb2
 
 MOST_GATHERED = 64
@@ -219,10 +220,11 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         health: Callable[[], Iterable[common_pb2.Finding]] = tuple,
         stacks: Callable[..., Iterable[node_pb2.RankStack]] | None = None,
         boot_id: str = "",
+        slots: RankSlots | None = None,
     ) -> None:
         self.bulletin = Bulletin()
         self._save_at: dict[Attempt, int] = {}
-        self._health, self._stacks, self._boot_id = health, stacks, boot_id
+        self._health, self._stacks, self._boot_id, self._slots = health, stacks, boot_id, slots
         self._node, self._topology_address = node, topology_address
         self._store_status, self._told_members = store_status, told_members
         self._clock = clock or SystemClock()
@@ -262,6 +264,8 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             self._asked_at = self._clock.monotonic()
             newest = self.bulletin.learn(attempt_from_wire(request.attempt))
             job = newest.job
+            if self._slots is not None:
+                self._slots.fence(newest, over=request.over)
             self._note_save(attempt_from_wire(request.attempt), request.save_at)
         heard = self.bulletin.since(request.after_report, job)
         return node_pb2.StatusReply(
@@ -284,6 +288,14 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MOST_GATHERED} agents are to be asked")
         token = dict(context.invocation_metadata()).get(TOKEN_HEADER, "")
         return self._gatherer.gather(request, str(token))
+
+    @override
+    def Ranks(self, request: node_pb2.RanksRequest, context: grpc.ServicerContext) -> node_pb2.RanksReply:
+        """Have this node's slots run an attempt's ranks, or end them; say what has become of them."""
+        if self._slots is None:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "only an agent of a job has ranks started")
+        self.bulletin.learn(attempt_from_wire(request.attempt))
+        return self._slots.ranks(request)
 
     def close(self) -> None:
         """Close what is open to other agents."""

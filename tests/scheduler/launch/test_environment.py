@@ -26,7 +26,6 @@ from deeplink.scheduler.launch.environment import (
     members_variable,
     mpi_task,
     rank_environment,
-    slurm_task,
 )
 from deeplink.scheduler.launch.job import passed_on
 from deeplink.scheduler.launch.srun import step_environment
@@ -125,13 +124,6 @@ def test_the_interface_is_the_agents_unless_the_user_chose_one() -> None:
 def test_a_rank_on_the_wrong_node_is_refused(task: RankTask) -> None:
     with pytest.raises(LaunchError):
         rank_environment(LAUNCH, task, {})
-
-
-def test_slurm_says_which_rank_it_is() -> None:
-    env = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURMD_NODENAME": "n0"}
-    assert slurm_task(env) == RankTask(3, 1, "n0")
-    with pytest.raises(LaunchError):
-        slurm_task({"SLURM_PROCID": "3"})
 
 
 def test_what_bends_a_step_is_left_out() -> None:

@@ -22,7 +22,8 @@ SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
 def starter(*arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "deeplink.scheduler.launch.rank", *arguments]
+    task = () if "--task" in arguments[:1] else ("--task", "1", "1", "n0")
+    return [sys.executable, "-P", "-m", "deeplink.scheduler.launch.rank", *task, *arguments]
 
 
 @pytest.fixture
@@ -51,12 +52,11 @@ def test_the_task_can_be_named_where_there_is_no_slurm(env: dict[str, str]) -> N
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0"), min_size=1)), st.booleans())
-def test_every_word_behind_the_dashes_is_the_commands(words: list[str], is_local: bool) -> None:
+def test_every_word_behind_the_dashes_is_the_commands(words: list[str], is_mpis: bool) -> None:
     node = NodeFacts(node="n0", address="127.0.0.1:4000")
     launch = Launch(attempt=Attempt(1, 0, 0), nodes=(node,), spares=(), ranks=(1,), master_port=1, passed_on={})
-    before = ["--task", "0", "0", "n0"] if is_local else []
-    slurm = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n0"}
-    assert rank.arguments([*before, "--", "python", *words], launch, slurm) == (
+    before = ["--mpi"] if is_mpis else ["--task", "0", "0", "n0"]
+    assert rank.arguments([*before, "--", "python", *words], launch, {"PMI_RANK": "0"}) == (
         RankTask(0, 0, "n0"),
         ["python", *words],
     )

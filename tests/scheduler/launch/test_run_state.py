@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
 from deeplink.scheduler.launch.history import Progress
-from deeplink.scheduler.launch.process import StartedAgents
+from deeplink.scheduler.launch.process import StartedAgents, StartedSlots
 from deeplink.scheduler.launch.run_state import FILE, AttemptState, RunState, RunStateFile
 from deeplink.scheduler.recovery.rank_failure import Cause, Setback
 from deeplink.scheduler.recovery.records import Incident, Moment
@@ -23,6 +23,12 @@ STEPS = st.none() | st.integers(0, 1 << 40)
 
 def facts(node: str) -> NodeFacts:
     return NodeFacts(node=node, address=f"{node}:7411", store="/ssd", domain="leaf0")
+
+
+@st.composite
+def started_slots(draw: st.DrawFn, node: str) -> StartedSlots:
+    steps = draw(st.lists(st.tuples(st.integers(2, 1 << 22), st.just({NodeName(node): 2})), max_size=2))
+    return StartedSlots(draw(st.integers(0, 1 << 50)), draw(st.booleans()), tuple(steps))
 
 
 @st.composite
@@ -50,7 +56,7 @@ def attempts(draw: st.DrawFn) -> AttemptState:
     return AttemptState(
         launch=launch,
         runs=draw(st.booleans()),
-        pid=draw(st.integers(0, 1 << 22)),
+        slots=tuple(draw(st.lists(started_slots(names[0]), max_size=2))),
         began=draw(st.floats(0, 1e9)),
         begun=draw(st.integers(1, 9)),
         code=draw(st.none() | st.integers(0, 255)),

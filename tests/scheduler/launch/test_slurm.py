@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -218,6 +219,28 @@ def test_agents_are_started_once_more_beside_a_node_whose_slurmd_is_gone(tmp_pat
     step.stop()
     assert step.gone == {N1}
     assert "--nodelist=n0 " in (tmp_path / "argv").read_text()
+
+
+def test_another_launcher_adopts_the_slots_and_ends_them(tmp_path: Path) -> None:
+    launch = launched((1, 1))
+    launch = replace(launch, nodes=tuple(replace(one, address="127.0.0.1:1") for one in launch.nodes))
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\nexec sleep 600\n")
+    srun.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    first = replace(backend(Cluster()), folder=tmp_path, env=env)
+    assert first.adopt_ranks(launch, ["true"], "t") is None
+    first.start_ranks(launch, ["true"], "t").send(signal.SIGTERM)
+    second = replace(backend(Cluster()), folder=tmp_path, env=env, slots=[])
+    second.adopt_slots(first.started_slots(), lambda _: None)
+    adopted = second.adopt_ranks(launch, ["true"], "t")
+    assert adopted is not None
+    adopted.send(signal.SIGTERM)
+    assert second.started_slots() == first.started_slots()
+    (theirs,) = first.slots
+    assert theirs.ended() is None
+    second.end_slots()
+    assert theirs.ended() is not None
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,10 @@ import pytest
 
 from deeplink.core.clock import ManualClock
 from deeplink.scheduler.launch.slurm_monitor import TERMINATED
-from deeplink.scheduler.launch.srun import TAKEN_S, TRY_AGAIN_S, UNANSWERED_S, OwnStep, SlurmRanks
+from deeplink.scheduler.launch.srun import TAKEN_S, TRY_AGAIN_S, UNANSWERED_S, SlotStep, SlurmSlots
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError
-from deeplink.scheduler.slurm.parse import JobAddress
-from tests.scheduler.slurm.answers import answer, job_answer
+from tests.scheduler.slurm.answers import job_answer
 from tests.waiting import LIMIT_S, until
 
 AWAY = "Unable to contact slurm controller (connect failure)"
@@ -30,16 +28,13 @@ TAKEN = "Memory required by task is not available"
 
 @dataclass
 class Controller:
-    """What squeue says of job 7: it has no steps, unless the ranks' is to be one, and this is its run."""
+    """What squeue says of job 7."""
 
     restart: int = 2
-    has_step: bool = False
     silent_for: int = 0
     asked: int = 0
 
     def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
-        if "--steps" in argv:
-            return answer(argv, "7.3", "step") if self.has_step else ""
         self.asked += 1
         if self.asked <= self.silent_for:
             raise CommandError(argv, 1, f"slurm_load_jobs error: {AWAY}")
@@ -57,8 +52,8 @@ def controller() -> Controller:
 
 
 @pytest.fixture
-def ranks(tmp_path: Path, clock: ManualClock, controller: Controller) -> Callable[..., SlurmRanks]:
-    def start(*said: str, then: str = "exit 0") -> SlurmRanks:
+def ranks(tmp_path: Path, clock: ManualClock, controller: Controller) -> Callable[..., SlotStep]:
+    def start(*said: str, then: str = "exit 0") -> SlotStep:
         """Start an srun that gets these answers of slurmctld, one in each run, and then does what it is to do."""
         (tmp_path / "said").write_text("".join(f"{one}\n" for one in said), encoding="utf-8")
         script = tmp_path / "srun"
@@ -74,13 +69,12 @@ exit 1
             encoding="utf-8",
         )
         script.chmod(0o755)
-        return SlurmRanks(
+        return SlotStep(
             [str(script)],
             dict(os.environ),
             Slurm(controller),
-            OwnStep(7, JobAddress.of_label("7"), "step"),
-            lambda _: None,
-            restart=2,
+            counts={},
+            run=(7, 2),
             clock=clock,
         )
 
@@ -88,12 +82,12 @@ exit 1
 
 
 def code_of(
-    step: SlurmRanks, clock: ManualClock, most_s: float = 2 * UNANSWERED_S, tick_s: float = TRY_AGAIN_S / 4
+    step: SlotStep, clock: ManualClock, most_s: float = 2 * UNANSWERED_S, tick_s: float = TRY_AGAIN_S / 4
 ) -> int | None:
     """Ask as the supervisor does, until the step has ended or the clock has run so far."""
     end = clock.monotonic() + most_s
     deadline = time.monotonic() + LIMIT_S
-    while (code := step.exit_code()) is None and clock.monotonic() < end:
+    while (code := step.ended()) is None and clock.monotonic() < end:
         assert time.monotonic() < deadline
         step._process.wait(LIMIT_S)  # however long a busy machine takes for it, by this clock it takes no time
         time.sleep(0.005)
@@ -106,14 +100,14 @@ def runs(tmp_path: Path) -> int:
 
 
 def test_an_srun_that_slurmctld_did_not_answer_is_tried_again(
-    tmp_path: Path, clock: ManualClock, ranks: Callable[..., SlurmRanks]
+    tmp_path: Path, clock: ManualClock, ranks: Callable[..., SlotStep]
 ) -> None:
     assert code_of(ranks(AWAY, FROZEN, COMING_UP), clock) == 0
     assert runs(tmp_path) == 4
 
 
 def test_memory_that_the_step_before_has_still_is_waited_for_and_not_for_long(
-    tmp_path: Path, clock: ManualClock, ranks: Callable[..., SlurmRanks]
+    tmp_path: Path, clock: ManualClock, ranks: Callable[..., SlotStep]
 ) -> None:
     assert code_of(ranks(TAKEN, AWAY, TAKEN), clock) == 0
     assert runs(tmp_path) == 4
@@ -124,7 +118,7 @@ def test_memory_that_the_step_before_has_still_is_waited_for_and_not_for_long(
 
 
 def test_a_controller_that_is_away_meanwhile_does_not_count_as_memory_that_is_taken(
-    tmp_path: Path, clock: ManualClock, controller: Controller, ranks: Callable[..., SlurmRanks]
+    tmp_path: Path, clock: ManualClock, controller: Controller, ranks: Callable[..., SlotStep]
 ) -> None:
     controller.silent_for = 3
     step = ranks(TAKEN)
@@ -132,7 +126,7 @@ def test_a_controller_that_is_away_meanwhile_does_not_count_as_memory_that_is_ta
 
         def is_asked(times: int = times) -> bool:
             clock.sleep(TRY_AGAIN_S / 4)
-            return step.exit_code() is None and controller.asked >= times
+            return step.ended() is None and controller.asked >= times
 
         until(is_asked)
         clock.sleep(0.7 * TAKEN_S)
@@ -141,18 +135,26 @@ def test_a_controller_that_is_away_meanwhile_does_not_count_as_memory_that_is_ta
 
 
 @pytest.mark.parametrize("then", ["exit 1", "kill -9 $$", "exit 7"])
-def test_ranks_that_were_started_are_not_started_again_whatever_they_said(
-    tmp_path: Path, clock: ManualClock, controller: Controller, ranks: Callable[..., SlurmRanks], then: str
+def test_slots_that_were_started_are_not_started_again_whatever_their_ranks_said(
+    tmp_path: Path, clock: ManualClock, ranks: Callable[..., SlotStep], then: str
 ) -> None:
-    controller.has_step = True
     said = f"echo 'srun: error: Unable to create step for job 7: {TAKEN}' >&2; sleep 0.3; {then}"
-    step = ranks(then=said)
+    step, noted = ranks(then=said), list[int]()
+    slots = SlurmSlots(1, [step, ranks(then=said)], noted.append)
+    assert not slots.fit({}), "nobody has heard of a slot yet"
+    for step_id in (None, 3, 9):
+        slots.begun(step_id)
+    until(lambda: noted)
     assert code_of(step, clock) not in {None, 0}
-    assert runs(tmp_path) == 1
+    assert slots.ended() == step.ended()
+    assert not slots.failed().is_of_rank
+    slots.stop()
+    assert runs(tmp_path) == 2
+    assert noted == [4], "that of the step of the spares, which is the next"
 
 
 def test_while_slurmctld_is_away_nobody_starts_an_srun_for_nothing(
-    tmp_path: Path, clock: ManualClock, controller: Controller, ranks: Callable[..., SlurmRanks]
+    tmp_path: Path, clock: ManualClock, controller: Controller, ranks: Callable[..., SlotStep]
 ) -> None:
     controller.silent_for = 5
     assert code_of(ranks(AWAY), clock) == 0
@@ -161,76 +163,46 @@ def test_while_slurmctld_is_away_nobody_starts_an_srun_for_nothing(
 
 
 def test_no_rank_is_started_once_the_job_runs_anew_elsewhere(
-    tmp_path: Path, clock: ManualClock, controller: Controller, ranks: Callable[..., SlurmRanks]
+    tmp_path: Path, clock: ManualClock, controller: Controller, ranks: Callable[..., SlotStep]
 ) -> None:
     controller.silent_for, controller.restart = 3, 3
     step = ranks(AWAY)
     assert code_of(step, clock) == TERMINATED, "so that Slurm is asked why"
-    assert step.exit_code() == TERMINATED
+    assert step.ended() == TERMINATED
     assert runs(tmp_path) == 1
 
 
-def test_what_slurm_refuses_and_what_ranks_exit_with_is_final(
-    tmp_path: Path, clock: ManualClock, ranks: Callable[..., SlurmRanks]
-) -> None:
+def test_what_slurm_refuses_is_final(tmp_path: Path, clock: ManualClock, ranks: Callable[..., SlotStep]) -> None:
     assert code_of(ranks(GONE), clock) == 1
     assert runs(tmp_path) == 1
-    failing = "echo 'srun: error: n1: task 0: Exited with exit code 3' >&2; exit 3"
-    assert code_of(ranks(AWAY, then=failing), clock) == 3
 
 
 @pytest.mark.parametrize(
-    ("then", "is_of_rank", "said"),
+    ("then", "said"),
     [
         (
             "echo 'srun: error: --nodes is incompatible with --distribution=arbitrary' >&2; exit 1",
-            False,
             "srun itself exited 1: --nodes is incompatible with --distribution=arbitrary",
         ),
-        ("exit 1", False, "srun itself exited 1"),
-        ("kill -9 $$", False, "srun itself exited 137"),
+        ("exit 1", "srun itself exited 1"),
+        ("kill -9 $$", "srun itself exited 137"),
         (
-            "echo 'srun: error: n1: task 0: Exited with exit code 3' >&2; exit 3",
-            True,
-            "rank 0 on n1: Exited with exit code 3",
+            "echo 'srun: error: n1: task 0: Exited with exit code 127' >&2; exit 127",
+            "srun itself exited 127: n1: task 0: Exited with exit code 127",
         ),
     ],
 )
 def test_an_error_of_sruns_own_is_no_ranks(
-    clock: ManualClock, ranks: Callable[..., SlurmRanks], then: str, is_of_rank: bool, said: str
+    clock: ManualClock, ranks: Callable[..., SlotStep], then: str, said: str
 ) -> None:
     step = ranks(then=then)
     assert code_of(step, clock) not in {None, 0}
-    assert (step.failed().is_of_rank, step.failed().said) == (is_of_rank, said)
+    assert (step.failed().is_of_rank, step.failed().said) == (False, said)
 
 
 def test_a_controller_that_stays_away_is_not_tried_for_ever(
-    clock: ManualClock, ranks: Callable[..., SlurmRanks]
+    clock: ManualClock, ranks: Callable[..., SlotStep]
 ) -> None:
     began = clock.monotonic()
     assert code_of(ranks(*[AWAY] * 2_000), clock, math.inf, tick_s=UNANSWERED_S / 10) == 1
     assert clock.monotonic() - began >= UNANSWERED_S
-
-
-def test_ranks_that_are_to_end_are_not_started_after_all(
-    tmp_path: Path, clock: ManualClock, ranks: Callable[..., SlurmRanks]
-) -> None:
-    for end in (SlurmRanks.kill, SlurmRanks.abandon, lambda step: step.send(signal.SIGTERM)):
-        step = ranks(*[AWAY] * 100)
-        assert code_of(step, clock, 3 * TRY_AGAIN_S) is None
-        end(step)
-        assert code_of(step, clock) is not None
-        before = runs(tmp_path)
-        clock.sleep(10 * TRY_AGAIN_S)
-        assert step.exit_code() is not None
-        assert runs(tmp_path) == before
-        (tmp_path / "runs").unlink()
-
-
-def test_a_signal_for_ranks_that_nobody_started_hits_nobody(
-    clock: ManualClock, ranks: Callable[..., SlurmRanks]
-) -> None:
-    step = ranks(AWAY)
-    step._process.wait(LIMIT_S)
-    step.send(signal.SIGUSR1)
-    assert code_of(step, clock) == 0

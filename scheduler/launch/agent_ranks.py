@@ -1,0 +1,342 @@
+"""The ranks of one attempt, as the agents of their nodes run them in slots and tell of them.
+
+Any launcher of the run can be this: it asks each node's agent for what is to be, again and again, and to ask for
+what is there already does nothing. Neither srun nor slurmctld has a part in it, but where there are no slots yet.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import grpc
+from typing_extensions import override
+
+from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.errors import DeepLinkError
+from deeplink.rpc.channel import agent_channel, attempt_to_wire
+from deeplink.scheduler.launch.backend import RankStep
+from deeplink.scheduler.recovery.rank_failure import Clue, Failed
+from deeplink.v1 import node_pb2, node_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from deeplink.core.clock import Clock
+    from deeplink.core.types import NodeName
+    from deeplink.scheduler.launch.environment import Launch, NodeFacts
+
+ANSWER_S = 3.0  # how long an answer may take beyond what it was asked to wait
+WAIT_S, ENDING_WAIT_S = 2.0, 0.2  # how long an agent waits for news
+AGAIN_S = 0.2  # between two questions to an agent that does not answer
+LOOK_S = 0.05
+SOONER_S = 0.05  # the failure that is told first may not be the first: its agent says how long ago it was
+FAILED_GRACE_S = (
+    3.0  # when one rank has failed the others get so long between TERM and KILL, to save what they can
+)
+KILL_GRACE_S = 0.5  # and when they are to be started again
+SILENT_S = 1.0  # an agent that says nothing for so long is not waited for when ranks are ended
+OVER_S = 2.0  # nor is one whose ranks have not ended so long after KILL
+PATIENCE_S = 0.8  # for slots that srun is to start, where others could be used
+FITS_S = 2.0  # slots that were there before must say so within this: else there are none any more
+LATE_S = 120.0  # between the first slot of a step and the last one: Python on a cold shared file system is slow
+LOST_S = 5.0  # a rank of which its agent, which answers, knows nothing any more
+NO_MORE_S = 10.0  # after the end of its step nothing more is heard of a rank
+_BY_SIGNAL = 128
+_KILLED, _TERMINATED = _BY_SIGNAL + signal.SIGKILL, _BY_SIGNAL + signal.SIGTERM
+
+
+class Slots(Protocol):
+    """What runs ranks on their nodes, once it is there."""
+
+    number: int  # another one for each
+
+    def begun(self, step_id: int | None) -> None:
+        """Take note that there are slots, and of Slurm's number of the step, where it is told."""
+        ...
+
+    def ended(self) -> int | None:
+        """Return the exit code once there are no slots, and none are to come; None before."""
+        ...
+
+    def failed(self) -> Failed:
+        """Return why there are none; before, what the ranks' standard error hints at."""
+        ...
+
+    def abandon(self) -> None:
+        """Let go of them without a word to Slurm."""
+        ...
+
+
+@dataclass(slots=True)
+class _Rank:
+    """A rank, as its agent told of it last."""
+
+    node: NodeName
+    code: int | None = None
+    exited_at: float = 0.0
+    ended: bool = False
+    out_of_memory: bool = False
+    missed_at: float | None = None  # since when its agent, which answers, knows nothing of it
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    """A node with ranks, and what its agent was asked."""
+
+    facts: NodeFacts
+    ranks: tuple[int, ...]
+    channel: grpc.Channel
+    heard: float
+    known: int = 0
+    slots: int = 0
+    call: Any = None
+    ask_at: float = 0.0
+
+    def give_up(self) -> None:
+        if self.call is not None:
+            self.call.cancel()
+            self.call = None
+
+
+@dataclass(slots=True)
+class _Order:
+    """What is wanted of all nodes."""
+
+    signals: list[node_pb2.RankSignal] = field(default_factory=list)
+    end: bool = False
+    grace_s: float = 0.0
+    ended_at: float = 0.0  # when that was ordered
+
+
+class AgentRanks(RankStep):
+    """Asks and listens in a thread of its own, from the beginning until all ranks have ended or nobody waits."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        file: str,
+        token: str,
+        slots: Slots,
+        use: Callable[[Slots | None], Slots],
+        *,
+        before: Slots | None = None,
+        are_new: bool,
+        clock: Clock | None = None,
+    ) -> None:
+        """`file` carries the launch; `before` runs the ranks where `slots` do not come to be for long.
+
+        `use` ends all other slots; it makes new ones where it is given none, or fails.
+        """
+        self._launch, self._file, self._slots, self._use, self._before = launch, file, slots, use, before
+        self._clock = clock or SystemClock()
+        self._began = self._clock.monotonic()
+        self._are_new, self._first_slot_at = are_new, None if are_new else self._began
+        self._over_at: float | None = None  # when the step of slots was found to have ended
+        self._lock = threading.RLock()
+        self._wake, self._done, self._is_let_go = threading.Event(), threading.Event(), False
+        self._order, self._failed, self._code = _Order(), Failed(), 0
+        self._first_failed_at: float | None = None
+        self._ranks: dict[int, _Rank] = {}
+        self._nodes = list(_nodes(launch, token, self._began))
+        threading.Thread(target=self._run, name="deeplink-ranks", daemon=True).start()
+
+    # What supervision sees.
+
+    @override
+    def exit_code(self) -> int | None:
+        return self._code if self._done.is_set() else None
+
+    @override
+    def failed(self) -> Failed:
+        with self._lock:
+            return self._failed
+
+    @override
+    def send(self, number: signal.Signals) -> None:
+        with self._lock:
+            if number in {signal.SIGTERM, signal.SIGINT} and not self._ranks:  # those to come would not have it
+                self._fail(_BY_SIGNAL + number, Failed(), KILL_GRACE_S)
+                return
+            one = node_pb2.RankSignal(id=int(self._clock.unix() * 1e6), number=number)
+            self._order.signals.append(one)
+            self._ask_anew()
+
+    @override
+    def abandon(self) -> None:
+        self._is_let_go = True
+        self._slots.abandon()
+        self._wake.set()
+
+    @override
+    def kill(self) -> None:
+        with self._lock:
+            self._end(KILL_GRACE_S)
+        self._done.wait(KILL_GRACE_S + OVER_S + 2 * SILENT_S)
+
+    # The thread.
+
+    def _run(self) -> None:
+        while not (self._done.is_set() or self._is_let_go):
+            with self._lock:
+                now = self._clock.monotonic()
+                self._take(now)
+                self._look_at_slots(now)
+                self._judge(now)
+                self._ask(now)
+            self._wake.wait(LOOK_S)
+            self._wake.clear()
+        for one in self._nodes:
+            one.give_up()
+            one.channel.close()
+
+    def _ask(self, now: float) -> None:
+        order = self._order
+        for one in self._nodes:
+            if one.call is not None or now < one.ask_at:
+                continue
+            question = node_pb2.RanksRequest(
+                attempt=attempt_to_wire(self._launch.attempt),
+                step=self._slots.number,
+                launch=self._file,
+                ranks=one.ranks,
+                signals=order.signals,
+                end=order.end,
+                grace_s=order.grace_s,
+                known=one.known,
+                wait_s=ENDING_WAIT_S if order.end else WAIT_S,
+            )
+            stub: Any = node_pb2_grpc.NodeStub(one.channel)
+            try:
+                one.call = stub.Ranks.future(question, timeout=question.wait_s + ANSWER_S)
+            except grpc.RpcError:  # a stranger listens there
+                one.ask_at = now + AGAIN_S
+                continue
+            one.call.add_done_callback(lambda _: self._wake.set())
+
+    def _ask_anew(self) -> None:
+        for one in self._nodes:
+            one.give_up()
+            one.known = one.ask_at = 0
+        self._wake.set()
+
+    def _take(self, now: float) -> None:
+        for one in self._nodes:
+            if one.call is None or not one.call.done():
+                continue
+            call, one.call = one.call, None
+            if call.cancelled() or call.exception() is not None:
+                one.ask_at = now + AGAIN_S
+                continue
+            self._hear(one, call.result(), now)
+
+    def _hear(self, node: _Node, reply: node_pb2.RanksReply, now: float) -> None:
+        node.heard, node.known, node.slots = now, reply.version, reply.slots
+        if reply.slots:
+            self._first_slot_at = self._first_slot_at or now
+            self._slots.begun(reply.step_id - 1 if reply.step_id else None)
+            if self._before is not None:
+                self._before = None
+                self._use(self._slots)
+        for state in reply.ranks:
+            rank = self._ranks.setdefault(state.rank, _Rank(node.facts.name))
+            rank.missed_at, rank.ended, rank.out_of_memory = None, state.ended, state.out_of_memory
+            if state.exited and rank.code is None:
+                rank.code, rank.exited_at = state.code, now - state.exited_ago_s
+        told = {state.rank for state in reply.ranks}
+        for number in {*node.ranks} & {*self._ranks} - told:
+            rank = self._ranks[number]
+            rank.missed_at = rank.missed_at or now
+            if not rank.ended and now - rank.missed_at > LOST_S:
+                rank.code = _KILLED if rank.code is None else rank.code
+                rank.exited_at, rank.ended = now, True
+
+    def _look_at_slots(self, now: float) -> None:
+        """Get other slots where there are none, or give up."""
+        without = [one for one in self._nodes if not all(number in self._ranks for number in one.ranks)]
+        if self._order.end or (not without and self._slots.ended() is None):
+            return
+        code = self._slots.ended()
+        lacking = [one for one in without if one.heard > self._began and one.slots < len(one.ranks)]
+        if code is not None and not without:
+            self._over_at = self._over_at or now
+            if now - self._over_at > NO_MORE_S:
+                self._fail(_TERMINATED, Failed(said="the step of the ranks has ended"))
+        elif self._before is not None and self._first_slot_at is None:
+            if code is not None or now - self._began > PATIENCE_S:
+                self._change(self._before, now)
+        elif code is not None and self._are_new:
+            self._fail(code or 1, self._slots.failed())
+        elif code is not None or (lacking and not self._are_new and now - self._began > FITS_S):
+            self._change(None, now)
+        elif lacking and self._first_slot_at is not None and now - self._first_slot_at > LATE_S:
+            node = lacking[0].facts.name
+            said = f"{node} has {lacking[0].slots} of {len(lacking[0].ranks)} slots for ranks after {LATE_S:.0f} s"
+            self._fail(1, Failed(said=said, node=node, is_of_rank=False))
+
+    def _change(self, slots: Slots | None, now: float) -> None:
+        """Have the ranks run in these slots, or in new ones."""
+        self._are_new, self._before, self._began = slots is None, None, now
+        self._first_slot_at = None if slots is None else now
+        try:
+            self._slots = self._use(slots)
+        except (DeepLinkError, OSError) as problem:
+            self._fail(1, Failed(said=str(problem), is_of_rank=False))
+        self._ask_anew()
+
+    def _judge(self, now: float) -> None:
+        """Find the first rank that failed, and whether all is over."""
+        failed = [(rank.exited_at, number) for number, rank in self._ranks.items() if rank.code]
+        if failed and self._first_failed_at is None:
+            self._first_failed_at = now
+        left = [one for one in self._nodes if not self._has_ended(one)]
+        if failed and not self._order.end and (not left or now - (self._first_failed_at or now) >= SOONER_S):
+            number = min(failed)[1]
+            rank = self._ranks[number]
+            said = f"rank {number} on {rank.node}: {_how(rank.code or 0)}"
+            hints = self._slots.failed().hints | ({Clue.OUT_OF_MEMORY} if rank.out_of_memory else set())
+            self._fail(rank.code or 0, Failed(said=said, node=rank.node, hints=hints))
+        if not left or (self._order.end and self._is_hopeless(left, now)):
+            first = self._ranks[min(failed)[1]].code if failed else 0
+            self._code = self._code or first or (_KILLED if left else 0)
+            self._done.set()
+
+    def _has_ended(self, node: _Node) -> bool:
+        ranks = [self._ranks.get(number) for number in node.ranks]
+        if self._order.end and node.heard > self._order.ended_at:  # those that were not started are not any more
+            return all(rank is None or rank.ended for rank in ranks)
+        return all(rank is not None and rank.ended for rank in ranks)
+
+    def _is_hopeless(self, left: Iterable[_Node], now: float) -> bool:
+        since = self._order.ended_at
+        is_late = now - since > self._order.grace_s + OVER_S
+        return is_late or all(now - max(one.heard, since) > SILENT_S for one in left)
+
+    def _fail(self, code: int, failed: Failed, grace_s: float = FAILED_GRACE_S) -> None:
+        self._code, self._failed = code, failed
+        self._end(grace_s)
+
+    def _end(self, grace_s: float) -> None:
+        if not self._order.end or grace_s < self._order.grace_s:
+            self._order.end, self._order.grace_s = True, grace_s
+            self._order.ended_at = self._clock.monotonic()
+            self._ask_anew()
+
+
+def _nodes(launch: Launch, token: str, now: float) -> Iterator[_Node]:
+    first = 0
+    for facts, count in zip(launch.nodes, launch.started, strict=True):
+        yield _Node(facts, tuple(range(first, first + count)), agent_channel(facts.address, token), now)
+        first += count
+
+
+def _how(code: int) -> str:
+    """Return how a process ended, by its exit code.
+
+    >>> _how(5), _how(137)
+    ('exit code 5', 'exit code 137 (Killed)')
+    """
+    said = signal.strsignal(code - _BY_SIGNAL) if code - _BY_SIGNAL in signal.valid_signals() else None
+    return f"exit code {code} ({said})" if said else f"exit code {code}"
