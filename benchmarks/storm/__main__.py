@@ -114,7 +114,7 @@ def summary(results: Sequence[Result]) -> str:
     bad = Counter(injection.what for one in failed for injection in one.case.injections)
     words = Counter(word for one in failed for word in one.words)
     lines = [f"{len(results)} cases, {len(results) - len(failed)} of them well", ""]
-    lines += [f"{'fault':24} {'came':>5} {'in failed cases':>16}"]
+    lines += [f"{'fault':24} {'drawn':>5} {'in failed cases':>16}"]
     lines += [f"{what:24} {times:5} {bad[what]:16}" for what, times in sorted(faults.items())]
     lines += [
         "",
