@@ -47,7 +47,7 @@ def command(
     open_page: bool,
     as_json: bool,
 ) -> None:
-    """Serve the operator's page: nodes on the switch tree, jobs, shards, incidents, live.
+    """Serve the operator's page, live: what needs a hand now, fabric, jobs, cache, incidents.
 
     It only reads: Slurm's state (one question of each kind per interval, however many look) and the watchdog's
     journal. It listens on this machine alone unless it has a token file. Stop it with Ctrl-C.
