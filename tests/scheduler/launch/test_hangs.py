@@ -243,12 +243,14 @@ def test_an_agent_that_is_stopped_while_training_goes_on_costs_nothing(run: Call
     assert agent
     for pid in agent:
         os.kill(pid, signal.SIGSTOP)
-    began = time.monotonic()
-    while time.monotonic() - began < RelaunchPolicy().starved_s + 10.0:
-        assert not job.events("relaunch")
-        time.sleep(0.5)
-    for pid in agent:
-        os.kill(pid, signal.SIGCONT)
+    try:
+        began = time.monotonic()
+        while time.monotonic() - began < RelaunchPolicy().starved_s + 10.0:
+            assert not job.events("relaunch")
+            time.sleep(0.5)
+    finally:
+        for pid in agent:
+            os.kill(pid, signal.SIGCONT)
     code, said = job.ended()
     assert code == 0, said
     assert job.events("ended")[0]["attempts"] == 1
