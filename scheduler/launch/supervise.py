@@ -486,7 +486,8 @@ class Supervisor:
         self.has_lost = self.has_lost or any(one.contact_s >= self._policy.doubt_s for one in silence)
         if verdict.cause is Cause.HANG:
             verdict = self._located(verdict)
-        self._while_listening(running.step.kill)
+        if not (self._is_alone and action is Action.REQUEUE):  # else Slurm ends all of it, and us, within moments
+            self._while_listening(running.step.kill)
         lost = [node for node in self._agents.facts if node not in self._usable]
         if action is Action.REQUEUE:
             return self._end.start_again(verdict, self._begun, lost=lost)
