@@ -157,8 +157,6 @@ class LauncherHeartbeat:
     heard_at: float  # when it came, monotonic; or when we came back, after an absence of ours
     ourselves: bool = True  # it came since
     missed_s: float = 0.0  # how long before we came back it came; 0 where it came since
-    step: int | None = None  # the greatest step of its attempt so far; None before the first report
-    progressed_at: float = 0.0  # when that step came, monotonic
     boots: Mapping[NodeName, str] = field(default_factory=dict)  # kernels as first reported in this attempt
     tellings: int = 0  # heartbeats of this attempt that told about incidents
 
@@ -198,21 +196,15 @@ class HeartbeatTable:
             if same and same.ourselves and same.heard_at > now:
                 self._heard[job] = replace(same, tellings=same.tellings + bool(beat.incidents))
                 return False
-            step, progressed_at = (same.step, same.progressed_at) if same else (None, 0.0)
             boots = dict(same.boots) if same else {}
             for node in beat.node_beats:
                 if node.boot_id:
                     boots.setdefault(node.name, node.boot_id)
-            steps = [point.step for point in beat.progress if point.attempt == beat.attempt]
-            if steps and (step is None or max(steps) > step):
-                step, progressed_at = max(steps), now
             # Newest last, so that the first is the one to forget.
             self._heard.pop(job, None)
             self._heard[job] = LauncherHeartbeat(
                 beat=beat,
                 heard_at=now,
-                step=step,
-                progressed_at=progressed_at,
                 boots=boots,
                 tellings=(same.tellings if same else 0) + bool(beat.incidents),
             )
@@ -284,13 +276,11 @@ class HeartbeatTable:
                     heard_at=now,
                     ourselves=heard.ourselves and not away,
                     missed_s=heard.missed_s + now - heard.heard_at,
-                    progressed_at=now,
                 )
                 for job, heard in self._heard.items()
             }
             self._attended = {
-                name: replace(one, heard_at=now, ourselves=one.ourselves and not away)
-                for name, one in self._attended.items()
+                name: replace(one, heard_at=now, ourselves=False) for name, one in self._attended.items()
             }
 
     def forget(self, job: int) -> None:
@@ -341,8 +331,6 @@ def _restored(
         heard_at=now - max(0.0, unix - max(since_unix, attempt.beat_unix)),
         ourselves=since_unix < unix and attempt.beat_unix >= since_unix,
         missed_s=max(0.0, since_unix - attempt.beat_unix),
-        step=attempt.last_step,
-        progressed_at=now,
     )
 
 
@@ -378,7 +366,7 @@ def words(
         )
     for beat, theirs in heard:
         since = max(0.0, now - beat.heard_at) + beat.beat.waited_s
-        for node in beat.beat.node_beats if beat.ourselves else ():
+        for node in beat.beat.node_beats if beat.ourselves and not beat.missed_s else ():
             if node.name in theirs:
                 before = said.get(node.name, NOTHING_SAID)
                 age = since + node.silent_s

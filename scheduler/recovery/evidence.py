@@ -67,7 +67,6 @@ class NodeSnapshot:
     down: bool = False  # Slurm has given it up
     drained: bool = False  # it is to get no new work
     ours: bool = False  # its reason carries our tag and our journal says that we drained it
-    idle: bool = False  # it runs nothing and could take work
     strangers: int = 0  # running jobs on it that never beat to us
     why: str = ""  # the incident that its reason names, where it is ours
     findings: tuple[Finding, ...] = ()  # what its checks found wrong, as far as that was told lately
@@ -118,7 +117,6 @@ class JobSnapshot:
     batch_host: NodeName | None = None  # where its launcher runs
     # For how long its launcher has surely missed which node's agent: the heartbeat's age is added.
     agents_silent: Mapping[NodeName, float] = field(default_factory=dict)
-    progress_age_s: float | None = None  # since a rank reported a new step; None: none did in this attempt
     suspects: tuple[NodeName, ...] = ()  # nodes its launcher blamed in incidents of this attempt
     heard: bool = True  # we ourselves have heard it since we began, or came back
     doubted: bool = False  # its newest heartbeat came before we last doubted ourselves

@@ -64,7 +64,6 @@ TABLE: tuple[tuple[str, IncidentKind, tuple[Remedy, ...]], ...] = (
     ("Slurm ended it: memory", IncidentKind.OUT_OF_MEMORY, (Remedy.NOTHING,)),
     ("a node that we drained answers and is well", IncidentKind.NODE_BACK, (Remedy.RESUME,)),
 )
-BOOT_SEEN_S = 5.0  # we may have read of a boot so long before Slurm ended the agents for it
 _KINDS = {
     JobState.PREEMPTED: (IncidentKind.PREEMPTED, "Slurm gave its nodes to another job"),
     JobState.TIMEOUT: (IncidentKind.TIME_LIMIT, "it reached its time limit"),

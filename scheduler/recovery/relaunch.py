@@ -225,7 +225,8 @@ def _about_failed(seen: AttemptEvidence, policy: RelaunchPolicy, code: int) -> A
     # a question that was asked after the failure.
     least_s = seen.exited_for_s - policy.settle_s
     unproved = [seen.silence[node] for node in seen.active if seen.silence[node].question_s > least_s]
-    if unproved and max(silence.answer_s for silence in unproved) < policy.brake_s:
+    # For so long an agent may be starved, like a launcher: then they are judged by what is known.
+    if unproved and max(silence.answer_s for silence in unproved) < policy.launcher_lost_s:
         return AttemptVerdict(NextMove.WAIT, "ranks failed; asking whether a node did")
     ran = {node: Ran(unix - seen.ran_for_s, unix - seen.exited_for_s) for node, unix in seen.unix.items()}
     found = diagnose(code, seen.failed, seen.active, seen.health, ran)

@@ -24,7 +24,7 @@ from deeplink.scheduler.recovery.evidence import (
     tense,
 )
 from deeplink.scheduler.slurm.client import SLURMD_PORT, Slurm
-from deeplink.scheduler.slurm.states import JobState, NodeState
+from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.watch.memory import BootHistory, Carried, HealthHistory, JournalCache, ProbeHistory
 
 if TYPE_CHECKING:
@@ -295,10 +295,9 @@ class Observer:
             beat_age_s=age,
             agents_silent={
                 node.name: node.silent_s + (age if node.silent_s >= self.policy.tense_agent_s else 0.0)
-                for node in beat.node_beats
+                for node in (() if heard.missed_s else beat.node_beats)  # what it said before says nothing of now
                 if not known or node.name in known
             },
-            progress_age_s=None if heard.step is None else max(0.0, now - heard.progressed_at),
             suspects=remembered.suspects,
             heard=heard.ourselves,
             missed_s=heard.missed_s,
@@ -343,7 +342,6 @@ class Observer:
             down=row.down,
             drained=row.drained,
             ours=ours,
-            idle=row.state is NodeState.IDLE and not row.flags,
             strangers=strangers,
             why=row.reason.removeprefix(TAG) if ours else "",
             findings=said.findings,

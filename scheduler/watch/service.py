@@ -13,6 +13,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from prometheus_client import CollectorRegistry
 
 from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.errors import DeepLinkError
 from deeplink.core.metrics import WatchMetrics, serve_metrics
 from deeplink.rpc.channel import allow_descriptors
 from deeplink.scheduler.journal.journal import Journal
@@ -54,6 +55,15 @@ class WatchSettings:
     channels: tuple[Channel, ...] = ()  # who is told about incidents
 
 
+def _emergency(journal: Path, say: Callable[[str], None]) -> Path | None:
+    """Return where the journal goes on should its disk take no writes; None where no such place can be had."""
+    try:
+        return emergency_of(journal)
+    except (DeepLinkError, OSError) as problem:
+        say(f"no emergency file for the journal: {problem}")
+        return None
+
+
 @contextmanager
 def watching(
     settings: WatchSettings, say: Callable[[str], None], alarm: threading.Event, clock: Clock | None = None
@@ -66,7 +76,7 @@ def watching(
             raise CommandMissingError(program)
     with ExitStack() as stack:
         lock = stack.enter_context(leading(settings.journal))
-        journal = stack.enter_context(Journal(settings.journal, emergency=emergency_of(settings.journal)))
+        journal = stack.enter_context(Journal(settings.journal, emergency=_emergency(settings.journal, say)))
         metrics = WatchMetrics(CollectorRegistry())
         stack.enter_context(notifying(settings.channels, journal, clock, metrics, socket.gethostname()))
         stack.enter_context(beating(settings.channels, journal, clock, metrics, socket.gethostname()))

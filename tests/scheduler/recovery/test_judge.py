@@ -49,14 +49,11 @@ def up(name: str) -> NodeSnapshot:
         leaf=f"leaf{int(name[1:]) // 4}",
         slurmd=ProbeResult.ANSWERS,
         answering_s=5.0,
-        idle=True,
     )
 
 
 def gone(name: str, away_s: float = 4.0, answer: ProbeResult = ProbeResult.SILENT) -> NodeSnapshot:
-    return replace(
-        up(name), slurmd=answer, away_s=away_s, away_probes=int(away_s / 0.5), answering_s=0.0, idle=False
-    )
+    return replace(up(name), slurmd=answer, away_s=away_s, away_probes=int(away_s / 0.5), answering_s=0.0)
 
 
 def cluster(*others: NodeSnapshot) -> dict[NodeName, NodeSnapshot]:
@@ -74,7 +71,6 @@ def job(**changes: object) -> JobSnapshot:
         batch_host=NAMES[0],
         beat_age_s=0.5,
         agents_silent={NAMES[0]: 0.1, NAMES[1]: 0.1, NAMES[4]: 0.1},
-        progress_age_s=0.5,
     )
     return replace(well, **changes)  # type: ignore[arg-type] # each test names fields of JobSight
 
@@ -208,10 +204,6 @@ CASES: dict[str, tuple[Snapshot, list[tuple[str, str, str]]]] = {
     "whose node is dead need not say it again": (
         Snapshot(jobs=(replace(STRANDED, beat_age_s=0.9, doubted=True),), nodes=cluster(gone("n1"))),
         [("node-dead", "n1", "drain-down"), ("job-stranded", "n1", "restart")],
-    ),
-    "ranks that stand still are their launcher's to judge": (
-        Snapshot(jobs=(job(progress_age_s=900.0),), nodes=cluster()),
-        [],
     ),
     "a whole leaf is silent: the job's nodes are given up in its name, and the job runs elsewhere": (
         Snapshot(jobs=(STRANDED,), nodes=cluster(*LEAF0)),
@@ -371,7 +363,7 @@ CASES: dict[str, tuple[Snapshot, list[tuple[str, str, str]]]] = {
         [("agents-silent", "", "nothing")],
     ),
     "all agents of a job are silent while its ranks start: starved": (
-        Snapshot(jobs=(job(progress_age_s=None, agents_silent=dict.fromkeys(job().nodes, 9.0)),), nodes=cluster()),
+        Snapshot(jobs=(job(agents_silent=dict.fromkeys(job().nodes, 9.0)),), nodes=cluster()),
         [],
     ),
     "one agent is silent, and that of a node which Slurm has taken from the job": (
@@ -855,7 +847,6 @@ def nodes_seen(draw: st.DrawFn) -> dict[NodeName, NodeSnapshot]:
             down=draw(st.booleans()),
             drained=draw(st.booleans()),
             ours=draw(st.booleans()),
-            idle=draw(st.booleans()),
             strangers=draw(st.integers(0, 1)),
             why=draw(st.sampled_from(["", "17.0.0-switch-suspect-leaf0@1", f"cluster-node-sick-{name}@1"])),
             findings=tuple(draw(st.lists(findings, max_size=2))),
@@ -890,7 +881,6 @@ def jobs_seen(draw: st.DrawFn) -> JobSnapshot:
         beat_age_s=draw(ages),
         restarts=draw(st.integers(0, 1)),
         agents_silent=draw(st.dictionaries(st.sampled_from(NAMES), seconds)),
-        progress_age_s=draw(st.none() | seconds),
         heard=draw(st.booleans()),
         missed_s=draw(ages),
         spares=tuple(draw(st.lists(st.sampled_from(NAMES), max_size=1))),

@@ -171,6 +171,14 @@ def test_failed_ranks_wait_for_an_answer_to_a_question_asked_after_the_failure(e
     assert decide(evidence, POLICY).move is NextMove.WAIT
 
 
+def test_but_not_for_longer_than_an_agent_may_be_starved() -> None:
+    starved = Silence(answer_s=19.0, contact_s=0.1, question_s=19.2, deaf_s=19.0)
+    evidence = seen("a b", "", {"b": starved}, exit_code=5, exited_for_s=18.0)
+    assert decide(evidence, POLICY).move is NextMove.WAIT
+    longer = Silence(answer_s=20.0, contact_s=0.1, question_s=20.2, deaf_s=20.0)
+    assert decide(seen("a b", "", {"b": longer}, exit_code=5, exited_for_s=19.0), POLICY).move is NextMove.RELAUNCH
+
+
 FAILED = Failed(said="rank 1 on b: exit 5", node=NodeName("b"))
 
 

@@ -25,7 +25,9 @@ from deeplink.scheduler.liveness.heartbeats import (
     beat_to_wire,
     incident_from_wire,
     incident_to_wire,
+    words,
 )
+from deeplink.scheduler.recovery.evidence import WatchPolicy
 from deeplink.scheduler.recovery.incident_merging import (
     MOST_MOMENTS,
     MOST_STACK_CHARACTERS,
@@ -163,7 +165,7 @@ def test_a_beat_is_on_record_when_it_is_answered(running: Running) -> None:
     assert (job.newest.nodes, job.newest.last_step, job.newest.ring_crossings_stock) == (("n1", "n0"), 5, 8)
     assert [incident.action for incident in running.journal.incidents()] == ["relaunch"]
     (heard,) = running.heartbeats.all()
-    assert (heard.step, heard.heard_at) == (5, running.clock.monotonic())
+    assert heard.heard_at == running.clock.monotonic()
 
 
 def test_a_beat_ages_while_it_is_written_down(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +269,7 @@ def test_an_older_attempt_says_nothing_any_more() -> None:
     assert heartbeats.hear(beat(SECOND), 10.0)
     assert not heartbeats.hear(beat(FIRST, step=99), 11.0)
     (heard,) = heartbeats.all()
-    assert (heard.beat.attempt, heard.heard_at, heard.step) == (SECOND, 10.0, 5)
+    assert (heard.beat.attempt, heard.heard_at) == (SECOND, 10.0)
 
 
 def test_a_beat_that_was_held_up_is_not_the_newest() -> None:
@@ -276,7 +278,7 @@ def test_a_beat_that_was_held_up_is_not_the_newest() -> None:
     told = heartbeats.all()[0].tellings
     assert not heartbeats.hear(beat(phase=Phase.STRANDED, step=5), 10.0)
     (heard,) = heartbeats.all()
-    assert (heard.beat.phase, heard.heard_at, heard.step) == (Phase.RUNNING, 12.0, 6)
+    assert (heard.beat.phase, heard.heard_at) == (Phase.RUNNING, 12.0)
     assert heard.tellings == told + 1, "what it tells of is on record"
 
 
@@ -286,15 +288,6 @@ def test_a_beat_that_came_as_we_returned_is_heard() -> None:
     heartbeats.forgive(20.0)
     assert heartbeats.hear(beat(phase=Phase.SUCCEEDED, step=6), 19.5)
     assert [heard.beat.phase for heard in heartbeats.all()] == [Phase.SUCCEEDED]
-
-
-def test_progress_is_a_new_step_not_a_new_beat() -> None:
-    heartbeats = HeartbeatTable()
-    heartbeats.hear(beat(step=5), 10.0)
-    heartbeats.hear(beat(step=5), 20.0)
-    assert heartbeats.all()[0].progressed_at == 10.0
-    heartbeats.hear(beat(step=6), 30.0)
-    assert heartbeats.all()[0].progressed_at == 30.0
 
 
 def test_bad_news_wakes_the_loop_and_good_news_does_not() -> None:
@@ -319,9 +312,19 @@ def test_after_our_own_absence_every_silence_begins_anew(running: Running) -> No
     running.heartbeats.forgive(running.clock.monotonic())
     for (heard,) in (heartbeats.all(), running.heartbeats.all()):
         assert heard.missed_s == pytest.approx(500.0)
-        assert (heard.heard_at, heard.progressed_at, heard.step) == (
-            running.clock.monotonic(),
-            running.clock.monotonic(),
-            5,
-        )
+        assert heard.heard_at == running.clock.monotonic()
         assert heard.beat.step_timeout_s == 30.0
+
+
+def test_what_was_said_before_a_doubt_of_our_network_says_nothing_of_now() -> None:
+    heartbeats = HeartbeatTable()
+    heartbeats.hear(beat(), 10.0)
+    heartbeats.attend(NodeRecord(name=NodeName("n1")), 10.0, kept=True)
+    heartbeats.forgive(30.0, away=False)
+    (heard,) = heartbeats.all()
+    assert (heard.heard_at, heard.ourselves, heard.missed_s) == (30.0, True, 20.0)
+    said = words(heartbeats.attended(), [(heard, frozenset(heard.beat.nodes))], 31.0, WatchPolicy())
+    assert {one.heard_s for one in said.values()} == {None}
+    heartbeats.hear(beat(), 32.0)
+    (heard,) = heartbeats.all()
+    assert heard.missed_s == 0.0, "it has spoken since"
