@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.environment import Launch, NodeFacts
 
 ANSWER_S = 3.0  # how long an answer may take beyond what it was asked to wait
-WAIT_S, ENDING_WAIT_S = 2.0, 0.2  # how long an agent waits for news
+WAIT_S, ENDING_WAIT_S = 1.0, 0.2  # how long an agent waits for news
 AGAIN_S = 0.2  # between two questions to an agent that does not answer
 LOOK_S = 0.05
 SOONER_S = 0.05  # the failure that is told first may not be the first: its agent says how long ago it was
@@ -38,6 +38,7 @@ FAILED_GRACE_S = (
 )
 KILL_GRACE_S = 0.5  # and when they are to be started again
 SILENT_S = 1.0  # an agent that says nothing for so long is not waited for when ranks are ended
+STILL_SILENT_S = 0.3  # nor one that has said nothing before, for longer than any waits for news
 OVER_S = 2.0  # nor is one whose ranks have not ended so long after KILL
 PATIENCE_S = 0.8  # for slots that srun is to start, where others could be used
 FITS_S = 2.0  # slots that were there before must say so within this: else there are none any more
@@ -151,8 +152,7 @@ class AgentRanks(RankStep):
 
     @override
     def failed(self) -> Failed:
-        with self._lock:
-            return self._failed
+        return self._failed
 
     @override
     def send(self, number: signal.Signals) -> None:
@@ -167,7 +167,8 @@ class AgentRanks(RankStep):
     @override
     def abandon(self) -> None:
         self._is_let_go = True
-        self._slots.abandon()
+        for slots in filter(None, (self._slots, self._before)):
+            slots.abandon()
         self._wake.set()
 
     @override
@@ -311,8 +312,12 @@ class AgentRanks(RankStep):
 
     def _is_hopeless(self, left: Iterable[_Node], now: float) -> bool:
         since = self._order.ended_at
-        is_late = now - since > self._order.grace_s + OVER_S
-        return is_late or all(now - max(one.heard, since) > SILENT_S for one in left)
+        if now - since > self._order.grace_s + OVER_S:
+            return True
+        return all(
+            now - max(one.heard, since) > (STILL_SILENT_S if since - one.heard > 2 * WAIT_S else SILENT_S)
+            for one in left
+        )
 
     def _fail(self, code: int, failed: Failed, grace_s: float = FAILED_GRACE_S) -> None:
         self._code, self._failed = code, failed

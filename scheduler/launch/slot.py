@@ -33,7 +33,7 @@ from deeplink.scheduler.launch.environment import (
     slurm_variables,
 )
 from deeplink.scheduler.node.rank_processes import SLOT_TAG, ProcessTable, descendants, tagged
-from deeplink.scheduler.node.slot_report import SOCKET, SlotReport
+from deeplink.scheduler.node.slot_report import SlotReport, agents_socket
 from deeplink.scheduler.slurm.nodeset import in_order
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ _ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 class RankSlot:
     """One slot, in one thread: from its fork on a rank has nothing of a slot's."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], path: Path, said: SlotReport) -> None:
-        self._command, self._env, self._path, self._said = tuple(command), env, path, said
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], folder: Path, said: SlotReport) -> None:
+        self._command, self._env, self._folder, self._said = tuple(command), env, folder, said
         self._table, self._here = ProcessTable(), env.get("SLURMD_NODENAME", "")
         self._nodes = in_order(env["SLURM_JOB_NODELIST"])  # here, where nobody waits for it
         self._agent: socket.socket | None = None
@@ -110,7 +110,8 @@ class RankSlot:
         self._connect_at = now + CONNECT_AGAIN_S
         agent = socket.socket(socket.AF_UNIX)
         try:
-            agent.connect(str(self._path))
+            with agents_socket(self._folder) as path:
+                agent.connect(path)
         except OSError:
             agent.close()
             if now - self._heard > AGENT_S:
@@ -292,7 +293,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         sys.stderr.write(f"deeplink slot: {problem}\n  {problem.remedy}\n")
         return problem.exit_code
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    return RankSlot(argv[1:], env, folder / SOCKET, said).run()
+    return RankSlot(argv[1:], env, folder, said).run()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from deeplink.rpc.channel import attempt_from_wire
 from deeplink.scheduler.node.rank_processes import ProcessTable, tagged
-from deeplink.scheduler.node.slot_report import SOCKET, SlotReport
+from deeplink.scheduler.node.slot_report import SlotReport, agents_socket
 from deeplink.v1 import node_pb2
 
 if TYPE_CHECKING:
@@ -86,10 +86,11 @@ class RankSlots:
 
     def listen(self, folder: Path) -> None:
         """Let slots come, at a socket in this folder, which no other user may enter."""
-        path = folder / SOCKET
-        path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
+        with agents_socket(folder) as path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # noqa: PTH108 - that of an agent before
+            self._listener.bind(path)
         self._listener.listen(MOST_SLOTS)
         threading.Thread(target=self._accept, name="deeplink-slots", daemon=True).start()
 

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-SOCKET = "slots"
-"""The agent's socket for them, in its folder on its node."""
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_SOCKET = "slots"
+
+
+@contextmanager
+def agents_socket(folder: Path) -> Iterator[str]:
+    """Give a path of an agent's socket for slots, in its folder, that is short however long the folder's is."""
+    there = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{there}/{_SOCKET}"
+    finally:
+        os.close(there)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
