@@ -19,7 +19,7 @@ from deeplink.scheduler.launch.container import Container
 from deeplink.scheduler.slurm.nodeset import fold_for_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from deeplink.rpc.resolving import InterfaceAddress, Route
 
@@ -327,17 +327,28 @@ def left_launch(env: Mapping[str, str]) -> Launch:
     return Launch.unpacked(content)
 
 
-def leave_slots(folder: Path, step: int, nodes: Iterable[NodeFacts]) -> str:
+@dataclass(frozen=True, slots=True)
+class SlotPlace:
+    """What a slot is told of itself: which step it is of, and where."""
+
+    step: int  # as the launcher numbers them
+    folder: Path  # of its node's agent
+    of_job: tuple[NodeName, ...]  # the job's nodes, in Slurm's own order
+
+
+def leave_slots(folder: Path, step: int, nodes: Iterable[NodeFacts], of_job: Sequence[NodeName]) -> str:
     """Leave in the job's folder what the slots of a step are to know; return what SLOTS_VARIABLE is to be."""
     folders = {facts.node: str(Path(facts.token_file).parent) for facts in nodes}
-    return str(leave(folder, "slots", json.dumps({"step": step, "folders": folders}).encode()))
+    told = {"step": step, "folders": folders, "of_job": of_job}
+    return str(leave(folder, "slots", json.dumps(told).encode()))
 
 
-def left_slots(env: Mapping[str, str]) -> tuple[int, Path]:
-    """Return the step that this slot is of, and the folder of its node's agent."""
+def left_slots(env: Mapping[str, str]) -> SlotPlace:
+    """Return what this slot is told."""
     try:
         told = json.loads(Path(env[SLOTS_VARIABLE]).read_text(encoding="utf-8"))
-        return int(told["step"]), Path(told["folders"][env["SLURMD_NODENAME"]])
+        folder = Path(told["folders"][env["SLURMD_NODENAME"]])
+        return SlotPlace(int(told["step"]), folder, tuple(told["of_job"]))
     except (KeyError, ValueError, TypeError, OSError) as problem:
         raise not_launched(f"nothing tells this slot of its agent ({problem!r})") from problem
 

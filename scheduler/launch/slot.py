@@ -34,10 +34,11 @@ from deeplink.scheduler.launch.environment import (
 )
 from deeplink.scheduler.node.rank_processes import SLOT_TAG, ProcessTable, descendants, tagged
 from deeplink.scheduler.node.slot_report import SlotReport, agents_socket
-from deeplink.scheduler.slurm.nodeset import in_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from deeplink.scheduler.launch.environment import SlotPlace
 
 AGENT_S = 60.0  # without its agent for so long a slot ends its rank, and itself: nobody would hear of either
 CONNECT_AGAIN_S = 0.1
@@ -59,10 +60,9 @@ _ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 class RankSlot:
     """One slot, in one thread: from its fork on a rank has nothing of a slot's."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], folder: Path, said: SlotReport) -> None:
-        self._command, self._env, self._folder, self._said = tuple(command), env, folder, said
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], place: SlotPlace, said: SlotReport) -> None:
+        self._command, self._env, self._place, self._said = tuple(command), env, place, said
         self._table, self._here = ProcessTable(), env.get("SLURMD_NODENAME", "")
-        self._nodes = in_order(env["SLURM_JOB_NODELIST"])  # here, where nobody waits for it
         self._agent: socket.socket | None = None
         self._rest = b""
         self._connect_at = self._heard = time.monotonic()
@@ -110,7 +110,7 @@ class RankSlot:
         self._connect_at = now + CONNECT_AGAIN_S
         agent = socket.socket(socket.AF_UNIX)
         try:
-            with agents_socket(self._folder) as path:
+            with agents_socket(self._place.folder) as path:
                 agent.connect(path)
         except OSError:
             agent.close()
@@ -199,7 +199,9 @@ class RankSlot:
                 env.pop(name, None)
             launch = left_launch(env)
             task = RankTask(order["rank"], self._said.slot, self._here)
-            code = rank.become(self._command, launch, task, {**env, **slurm_variables(launch, task, self._nodes)})
+            code = rank.become(
+                self._command, launch, task, {**env, **slurm_variables(launch, task, self._place.of_job)}
+            )
         except DeepLinkError as problem:
             sys.stderr.write(f"deeplink rank: {problem}\n  {problem.remedy}\n")
             code = problem.exit_code
@@ -282,9 +284,9 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     try:
         if argv[:1] != ["--"] or len(argv) == 1:
             raise not_launched("no command is given")
-        step, folder = left_slots(env)
+        place = left_slots(env)
         said = SlotReport(
-            step=step,
+            step=place.step,
             slot=int(env.get("SLURM_LOCALID", "0")),
             pid=os.getpid(),
             step_id=int(env.get("SLURM_STEP_ID", "-1")),
@@ -293,7 +295,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         sys.stderr.write(f"deeplink slot: {problem}\n  {problem.remedy}\n")
         return problem.exit_code
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    return RankSlot(argv[1:], env, folder, said).run()
+    return RankSlot(argv[1:], env, place, said).run()
 
 
 if __name__ == "__main__":

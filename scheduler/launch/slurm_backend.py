@@ -42,7 +42,7 @@ from deeplink.scheduler.recovery.recovery_steps import comment_of, with_our_comm
 from deeplink.scheduler.slurm.client import Slurm, standing
 from deeplink.scheduler.slurm.command import finish, is_unanswered, real_program
 from deeplink.scheduler.slurm.job_environment import is_in_step, not_contradicted
-from deeplink.scheduler.slurm.nodeset import fold_for_files, unfold
+from deeplink.scheduler.slurm.nodeset import fold_for_files, in_order, unfold
 from deeplink.scheduler.slurm.sbatch_options import SRUN
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.topology.sources.slurm_topology import fabric_from_switches
@@ -286,7 +286,8 @@ class SlurmBackend(Backend):
     def _new_slots(self, launch: Launch, command: Sequence[str]) -> SlurmSlots:
         number = int(self.clock.unix() * 1000)
         # In a file, and for these steps alone: in the script's environment it would bend every other srun.
-        told = leave_slots(self.folder, number, (*launch.nodes, *launch.spares))
+        in_slurms = in_order(self.env.get("SLURM_JOB_NODELIST", "")) or self.nodes
+        told = leave_slots(self.folder, number, (*launch.nodes, *launch.spares), in_slurms)
         steps = [self._slot_step(launch, command, _started(launch), f"{number}", told)]
         if launch.spares and self._are_for_all(launch):
             resting = dict.fromkeys((facts.name for facts in launch.spares), max(launch.started))

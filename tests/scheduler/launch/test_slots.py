@@ -40,6 +40,7 @@ from tests.waiting import LIMIT_S, until
 FIRST, SECOND = Attempt(7, 0, 0), Attempt(7, 0, 1)
 TOKEN = "t"  # noqa: S105
 STEP = 5
+ALL = tuple(map(NodeName, ("n0", "n1", "n2", "n3")))
 # What a rank does, by the words in its file: it says what it is, then sleeps, exits, or leaves something behind.
 RANK = """
 import json, os, pathlib, signal, subprocess, sys, time
@@ -94,8 +95,8 @@ class Node:
     def start_slots(self, count: int, others: tuple[NodeFacts, ...] = (), step: int = STEP) -> None:
         script = self.folder / "rank.py"
         script.write_text(RANK)
-        told = leave_slots(self.folder, step, (self.facts, *others))
-        slurm = {"SLURMD_NODENAME": self.name, "SLURM_STEP_ID": "3", "SLURM_JOB_NODELIST": "n[0-3]"}
+        told = leave_slots(self.folder, step, (self.facts, *others), ALL)
+        slurm = {"SLURMD_NODENAME": self.name, "SLURM_STEP_ID": "3"}
         for number in range(count):
             argv = [sys.executable, "-P", "-m", "deeplink.scheduler.launch.slot", "--"]
             env = {**os.environ, **slurm, SLOTS_VARIABLE: told, "SLURM_LOCALID": str(number)}
@@ -288,10 +289,10 @@ def test_a_newer_attempt_that_the_agent_hears_of_ends_the_ranks_of_the_older_one
 
 def test_a_slot_without_an_agent_does_not_wait_for_ever(tmp_path: Path) -> None:
     one = Node(tmp_path, "n0")
-    told = leave_slots(tmp_path, STEP, [one.facts])
+    told = leave_slots(tmp_path, STEP, [one.facts], ALL)
     short = "import os, sys; from deeplink.scheduler.launch import slot; slot.AGENT_S = 0.3; "
     run = f"{short}sys.exit(slot.main(['--', 'true'], dict(os.environ)))"
-    env = {**os.environ, SLOTS_VARIABLE: told, "SLURMD_NODENAME": "n0", "SLURM_JOB_NODELIST": "n0"}
+    env = {**os.environ, SLOTS_VARIABLE: told, "SLURMD_NODENAME": "n0"}
     done = subprocess.run([sys.executable, "-c", run], env=env, timeout=LIMIT_S, check=False)
     assert done.returncode == 0
     elsewhere = {**env, "SLURMD_NODENAME": "n9"}
@@ -302,7 +303,7 @@ def test_a_slot_without_an_agent_does_not_wait_for_ever(tmp_path: Path) -> None:
 def test_slurms_variables_are_those_of_the_attempts_nodes_in_slurms_own_order() -> None:
     facts = tuple(NodeFacts(node=name, address=f"{name}:1") for name in ("n2", "n0", "n1"))
     launch = Launch(attempt=FIRST, nodes=facts, spares=(), ranks=(1, 2, 2), master_port=1, passed_on={})
-    told = slurm_variables(launch, RankTask(2, 1, "n0"), map(NodeName, ("n0", "n1", "n2", "n3")))
+    told = slurm_variables(launch, RankTask(2, 1, "n0"), ALL)
     assert (told["SLURM_NODEID"], told["SLURM_GTIDS"], told["SLURM_NTASKS"]) == ("0", "1,2", "5")
     assert (told["SLURM_TASKS_PER_NODE"], told["SLURM_STEP_NODELIST"]) == ("2(x2),1", "n[0-2]")
 
