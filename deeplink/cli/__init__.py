@@ -18,6 +18,8 @@ from deeplink.core.errors import DeepLinkError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+OWN_PROCESS = "own process"  # the context's object where the process is the command's, which may become another
+
 # Verb -> first line of its help. A table, not imports: `deeplink --help` and `deeplink sbatch` must not pay for
 # grpc, pyarrow or torch. tests/deeplink/cli/test_main.py holds it against the modules.
 VERBS = {
@@ -199,7 +201,7 @@ def main() -> None:
 
         uninstall()  # a command of ours, started by a rank, wants the files themselves
     try:
-        code = cli.main(prog_name="deeplink", standalone_mode=False)
+        code = cli.main(prog_name="deeplink", standalone_mode=False, obj=OWN_PROCESS)
     except click.ClickException as problem:
         problem.show()
         sys.exit(problem.exit_code)

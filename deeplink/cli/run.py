@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from deeplink.cli import OWN_PROCESS
 from deeplink.cli.options import FiniteRange, flag, grouped, integer, json_option, option, real
 from deeplink.cli.output import print_json
 from deeplink.core.config import load_config
@@ -283,7 +284,8 @@ def command(  # noqa: PLR0913 - one for each option
     When a node goes silent the ranks start again on the nodes that are left and a spare, under the same job id.
     """
     link = None
-    if local is None and not dry_run and "SLURM_JOB_ID" in os.environ:
+    is_own = click.get_current_context().find_root().obj is OWN_PROCESS
+    if is_own and local is None and not dry_run and "SLURM_JOB_ID" in os.environ:
         from deeplink.scheduler.launch.launcher_process import ParentLink
 
         link = ParentLink.of_this_process(os.environ)  # this goes on in a child, and in another where it is killed
