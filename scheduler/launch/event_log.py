@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import queue
+import re
 import sys
 import threading
 from collections import deque
@@ -202,12 +203,25 @@ class _Writer:
                     sys.stderr.flush()
 
 
+_HOW_LONG = re.compile(r" for \d[\d.]* s\b")
+
+
+def gist_of_wait(because: str) -> str:
+    """Return what stays the same of why nothing is done while that lasts, so that it is said once.
+
+    >>> gist_of_wait("nothing heard of n7 for 2.6 s; asking Slurm whose the job is")
+    'nothing heard of n7; asking Slurm whose the job is'
+    """
+    return _HOW_LONG.sub("", because).rpartition(":")[2]
+
+
 class EventLog:
     """The events of one run, for its folder, for people, and for the sinks."""
 
     def __init__(self, folder: Path, clock: Clock, sinks: Iterable[EventSink], *, as_json: bool = False) -> None:
         self._writer = _Writer(folder / "events.jsonl")
         self._clock, self._sinks, self._as_json = clock, list(sinks), as_json
+        self._waits_for = ""
 
     def event(self, name: str, sentence: str = "", **facts: object) -> None:
         """Write an event down; say the sentence, if there is one, on standard error. Does not wait."""
@@ -215,6 +229,14 @@ class EventLog:
         line = json.dumps(record, separators=(",", ":"))
         said = f"deeplink: {sentence}" if sentence else ""
         self._writer.write(line, line if self._as_json else said)
+
+    def waiting(self, because: str) -> None:
+        """Say why nothing is done, once while that stays the same; empty: there is no such reason any more."""
+        gist = gist_of_wait(because)
+        if gist != self._waits_for:
+            self._waits_for = gist
+            if gist:
+                self.event("waiting", because, because=because)
 
     def beat(
         self,

@@ -7,7 +7,6 @@ The loop gathers evidence and carries out verdicts; what they are is decided in 
 from __future__ import annotations
 
 import math
-import re
 import signal
 import threading
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.core.text import counted
 from deeplink.scheduler.launch import parent
+from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.ending import TICK_S, Ending, RequeueWait
 from deeplink.scheduler.launch.hangs import Hangs
 from deeplink.scheduler.launch.history import History, Progress, file_of
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from deeplink.core.types import NodeName
     from deeplink.scheduler.launch.backend import RankStep, RunContext
+    from deeplink.scheduler.launch.environment import Launch
     from deeplink.scheduler.launch.process import StartedSlots
     from deeplink.scheduler.launch.run_state import Handover
 
@@ -49,16 +50,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 # Once ranks have ended every node is asked whether it lives; the answers are looked for so often, for so long.
 QUICK_S, SOON_S = 0.02, 1.0
-_HOW_LONG = re.compile(r" for \d[\d.]* s\b")
-
-
-def gist_of_wait(because: str) -> str:
-    """Return what stays the same of why nothing is done while that lasts, so that it is said once.
-
-    >>> gist_of_wait("nothing heard of n7 for 2.6 s; asking Slurm whose the job is")
-    'nothing heard of n7; asking Slurm whose the job is'
-    """
-    return _HOW_LONG.sub("", because).rpartition(":")[2]
+STORAGE_AGAIN_S = 0.5  # between two tries to write what ranks are started by
 
 
 @dataclass(slots=True)
@@ -88,7 +80,6 @@ class Supervisor:
         self._begun = 0  # attempts
         self._usable: list[NodeName] = []
         self._ending: signal.Signals | None = None
-        self._said = ""
         self._boots: dict[NodeName, str] = {}
         self._step: RankStep | None = None
         self._is_alone = False  # the process that holds our place in the batch script is dead, and that is told
@@ -224,17 +215,32 @@ class Supervisor:
         self._slurm.begin()
         self._begun += 1
         self._boots = {node: boot for node, boot in self._agents.boot_ids().items() if boot}
-        note_attempt(self._backend, self._attempt)
-        self._said = ""
+        self._events.waiting("")
         self._reporter.begin(layout, self._hangs.told_s)
         began = self._clock.monotonic()
         self._leave(layout, began)
-        token = self._agents.token(self._attempt)
-        self._step = self._backend.start_ranks(layout.launch, self._spec.command, token)
+        self._step = self._ranks(layout.launch)
         self._leave(layout, began, self._step)
         self._reporter.acted()
         self._reporter.enter(Phase.RUNNING)
         return _Running(layout, self._step, began)
+
+    def _ranks(self, launch: Launch) -> RankStep:
+        """Start the ranks; where the job's folder takes no writes, as soon as it does."""
+        deadline = self._clock.monotonic() + self._spec.strand_timeout_s
+        while True:
+            try:
+                note_attempt(self._backend, self._attempt)
+                token = self._agents.token(self._attempt)
+                return self._backend.start_ranks(launch, self._spec.command, token)
+            except OSError as problem:
+                said = f"{self._backend.folder} takes no writes ({problem.strerror})"
+                if self.ending is not None or self._clock.monotonic() >= deadline:
+                    remedy = "Once it takes writes again, submit the job again: it goes on where it was saved."
+                    raise LaunchError(said, remedy, exit_code=AGAIN_CODE) from problem
+                self._events.waiting(f"{said}; the ranks are started once it does")
+            self._listen()
+            self._clock.sleep(STORAGE_AGAIN_S)
 
     def _watch(self, running: _Running) -> AttemptVerdict:
         """Return the first verdict that ends this attempt."""
@@ -249,7 +255,7 @@ class Supervisor:
             if verdict.move is NextMove.DROP_SPARES:
                 self._lose_spares(running, verdict)
             elif verdict.move is NextMove.WAIT:
-                self._say_once(verdict.because)
+                self._events.waiting(verdict.because)
                 self._reporter.hold_back(self._silent_s(verdict.lost), verdict.because)
             elif verdict.move is not NextMove.CONTINUE:
                 return verdict
@@ -464,12 +470,6 @@ class Supervisor:
         if lost:
             self._events.event("node-silent", nodes=lost, silent_s=silent_s, attempt=str(self._attempt))
         return silent_s
-
-    def _say_once(self, because: str) -> None:
-        kind = gist_of_wait(because)
-        if kind != self._said:
-            self._said = kind
-            self._events.event("waiting", because, because=because)
 
     def _finish(self, running: _Running, verdict: AttemptVerdict) -> int:
         if verdict.move is NextMove.SUPERSEDED:

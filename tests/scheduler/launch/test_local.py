@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from deeplink.core.clock import SystemClock
 from deeplink.core.config import load_config
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.launch.backend import LaunchError, RankStep
+from deeplink.scheduler.launch.environment import Launch
 from deeplink.scheduler.launch.job import run_job
 from deeplink.scheduler.launch.launch_spec import LaunchSpec
 from deeplink.scheduler.launch.local_backend import LocalBackend
@@ -257,6 +260,38 @@ def test_the_loss_that_a_run_is_given_up_for_is_a_loss(tmp_path: Path, monkeypat
     with Journal(folder / "journal.sqlite", read_only=True) as journal:
         (incident,) = journal.incidents()
     assert (incident.kind, incident.node, incident.outcome.value) == ("node-silent", "local1", "failed")
+
+
+@dataclass(frozen=True)
+class ReadOnlyFolder(LocalBackend):
+    """Its folder takes no writes while ranks are started for the first times."""
+
+    times: list[int] = field(default_factory=lambda: [2])
+
+    @override
+    def start_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep:
+        if self.times[0]:
+            self.times[0] -= 1
+            raise OSError(errno.EROFS, "Read-only file system", str(self.folder / "launch"))
+        return LocalBackend.start_ranks(self, launch, command, token)
+
+
+@pytest.mark.parametrize(("patience_s", "code"), [(60.0, 0), (0.0, AGAIN_CODE)])
+def test_ranks_are_started_once_the_folder_of_the_job_takes_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience_s: float, code: int
+) -> None:
+    monkeypatch.setenv("DEEPLINK_STATE", str(tmp_path / "own"))
+    folder = tmp_path / "job"
+    backend = ReadOnlyFolder(1, "ann", (NodeName("local0"),), os.environ, tmp_path / "store", folder)
+    order = LaunchSpec(command=("true",), per_node=1, count=1, strand_timeout_s=patience_s)
+    if code:
+        with pytest.raises(LaunchError, match="takes no writes") as raised:
+            run_job(backend, order, load_config())
+        assert raised.value.exit_code == code
+    else:
+        assert run_job(backend, order, load_config()) == 0
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+        assert [one["event"] for one in events].count("waiting") == 1
 
 
 def test_too_few_nodes_left_and_nobody_to_ask_is_an_end_with_75(tmp_path: Path) -> None:
