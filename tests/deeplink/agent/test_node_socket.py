@@ -46,6 +46,7 @@ def standing(config: Config, *, of_job: bool = False) -> Iterator[None]:
         of_job=of_job,
     )
     agent = Agent(settings)
+    config.state.mkdir(exist_ok=True)
     agent.start(config.state / "token")
     try:
         yield

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import deeplink.cli
 from deeplink.cli import main
 from deeplink.scheduler.launch import agent_pool
 from deeplink.scheduler.testbed.processes import ProcessId
@@ -56,6 +57,7 @@ def fails(
 
     def call() -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["deeplink", request.param, *words])
+        monkeypatch.setattr(deeplink.cli, "OWN_PROCESS", None)  # this one is pytest's: it must not become a parent
         with pytest.raises(SystemExit) as ended:
             main()
         assert isinstance(ended.value.code, int)
