@@ -274,24 +274,6 @@ class Slurm:
         """Return what Slurm gave a running job."""
         return parse_allocation(self.run(["scontrol", "--details", "show", "job", str(job)]), job)
 
-    def steps(self, job: int) -> dict[str, int]:
-        """Return a running job's steps by name; of several with one name the newest."""
-        separator = fresh_separator()
-        said = self.run(["squeue", "-h", "--steps", "-j", str(job), "-o", f"%i{separator}%j{separator}"])
-        fields = said.split(separator)[:-1]
-        numbers = [
-            (identity.strip().partition(".")[2], name) for identity, name in zip(*[iter(fields)] * 2, strict=False)
-        ]
-        return {
-            name: int(number)
-            for number, name in sorted(numbers, key=lambda one: one[0].zfill(9))
-            if number.isdigit()
-        }
-
-    def cancel_step(self, job: JobAddress, step: int, *, signal: str = "") -> None:
-        """End one step of a job, or send it a signal (`TERM`, `USR1`)."""
-        self.run(["scancel", "--quiet", *([f"--signal={signal}"] if signal else []), f"{job}.{step}"])
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingRow:

@@ -76,6 +76,11 @@ class Job:
         return [(node, leaf) for node, leaf, _ in sorted(found, key=lambda words: int(words[2]))]
 
 
+def steps_of(slurm: Slurm, job: int) -> set[str]:
+    """Return the names of a running job's steps."""
+    return {*slurm.run(["squeue", "-h", "--steps", "-j", str(job), "-o", "%j"]).split()}
+
+
 def folder_of(cluster: Sandbox) -> Path:
     folder = cluster.home / f"t-{secrets.token_hex(4)}"
     folder.mkdir()

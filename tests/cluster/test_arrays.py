@@ -21,7 +21,7 @@ from deeplink.scheduler.slurm.parse import JobAddress, JobRow
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.testbed.cluster import Sandbox
 from deeplink.scheduler.testbed.shape import CTL
-from tests.cluster.jobs import Job, folder_of, submit
+from tests.cluster.jobs import Job, folder_of, steps_of, submit
 from tests.cluster.test_watch import BEATING, Watch, watch  # noqa: F401 - a fixture
 from tests.waiting import LIMIT_S, until
 
@@ -173,12 +173,6 @@ ACTIONS: dict[str, tuple[Callable[[Slurm, JobRow], None], Callable[[Slurm, JobRo
         lambda slurm, row: slurm.keep_only(row.address, [row.batch_host or ""]),
         lambda slurm, row: len(slurm.job(row.id).nodes) == 1,
     ),
-    "cancel_step": (
-        lambda slurm, row: slurm.cancel_step(
-            row.address, slurm.steps(row.id)[f"own-{row.label.partition('_')[2]}"]
-        ),
-        lambda slurm, row: f"own-{row.label.partition('_')[2]}" not in slurm.steps(row.id),
-    ),
     "requeue": (_requeue, lambda slurm, row: slurm.job(row.id).restarts == 1),
     "hold": (_hold, lambda slurm, row: "held" in slurm.job(row.id).reason),
     "release": (_release, lambda slurm, row: slurm.job(row.id).restarts == 1),
@@ -196,7 +190,7 @@ def test_each_action_changes_one_task(sandbox: Sandbox, action: str, task: str) 
     tasks = array(sandbox, "-N2 --no-kill --requeue", script)
     slurm = Slurm(sandbox.runner())
     try:
-        until(lambda: all(f"own-{one}" in slurm.steps(tasks.row(one).id) for one in ("0", "1", "2")), LIMIT_S)
+        until(lambda: all(f"own-{one}" in steps_of(slurm, tasks.row(one).id) for one in ("0", "1", "2")), LIMIT_S)
         before = tasks.rest(task)
         act, done = ACTIONS[action]
         act(slurm, tasks.row(task))
@@ -204,7 +198,7 @@ def test_each_action_changes_one_task(sandbox: Sandbox, action: str, task: str) 
         assert tasks.rest(task) == before, NEITHER
         assert tasks.comments(task) == ["", ""]
         assert [slurm.place(row.id).excluded for row in before] == [(), ()]
-        assert all(f"own-{row.label.partition('_')[2]}" in slurm.steps(row.id) for row in before)
+        assert all(f"own-{row.label.partition('_')[2]}" in steps_of(slurm, row.id) for row in before)
     finally:
         tasks.cancel()
 

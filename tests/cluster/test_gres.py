@@ -13,7 +13,7 @@ from deeplink.scheduler.slurm.parse import NodeRow
 from deeplink.scheduler.slurm.states import JobState, NodeState
 from deeplink.scheduler.testbed.cluster import Sandbox
 from deeplink.scheduler.testbed.shape import CTL, Shape
-from tests.cluster.jobs import submit
+from tests.cluster.jobs import steps_of, submit
 from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.cluster]
@@ -61,7 +61,7 @@ def test_a_node_whose_gpus_are_all_used_is_not_called_free_by_a_dry_run(sandbox:
 def test_gpus_that_slurm_leaks_are_found_by_the_doctor(fresh_sandbox: Callable[..., Sandbox]) -> None:
     cluster = fresh_sandbox(Shape.of(6))
     job = submit(cluster, "-N2 --exclude=n[0,2] --requeue --gres=gpu:2", "srun sleep 600")
-    until(lambda: bool(Slurm(cluster.runner()).steps(job.id)), LIMIT_S, job.told)
+    until(lambda: bool(steps_of(Slurm(cluster.runner()), job.id)), LIMIT_S, job.told)
     row = job.row()
     (victim,) = (node for node in row.nodes if node != row.batch_host)
     cluster.crash(victim)
@@ -73,7 +73,7 @@ def test_gpus_that_slurm_leaks_are_found_by_the_doctor(fresh_sandbox: Callable[.
         return {name for name, row in known if row.state is NodeState.IDLE and not row.flags and row.gpus_used}
 
     def has_its_gpus() -> bool:
-        return job.row().restarts == 1 and bool(Slurm(cluster.runner()).steps(job.id))
+        return job.row().restarts == 1 and bool(steps_of(Slurm(cluster.runner()), job.id))
 
     until(
         lambda: has_its_gpus() or (job.row().state.final and leaked()),

@@ -69,12 +69,10 @@ def test_node_orders_and_job_updates_are_argument_lists() -> None:
     slurm = Slurm(run)
     slurm.update_node("n1", NodeOrder.DRAIN, "deeplink: a b; c")
     slurm.update_job(JOB, ExcNodeList="n1,n2", StartTime="now")
-    slurm.cancel_step(JOB, 3, signal="TERM")
     slurm.nodes(["n1", "n2"])
     assert run.asked == [
         ["scontrol", "update", "nodename=n1", "state=drain", "reason=deeplink: a b; c"],
         ["scontrol", "update", "jobid=7_3", "ExcNodeList=n1,n2", "StartTime=now"],
-        ["scancel", "--quiet", "--signal=TERM", "7_3.3"],
         ["scontrol", "show", "node", "--oneliner", "n[1-2]"],
     ]
 

@@ -36,8 +36,6 @@ VERBS: dict[str, Callable[[Slurm], object]] = {
     "update_node": lambda slurm: slurm.update_node("n0", NodeOrder.RESUME),
     "cancel": lambda slurm: slurm.cancel(JOB),
     "allocation": lambda slurm: slurm.allocation(1),
-    "steps": lambda slurm: slurm.steps(1),
-    "cancel_step": lambda slurm: slurm.cancel_step(JOB, 0),
 }
 
 
