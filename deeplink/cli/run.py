@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -289,47 +290,48 @@ def command(  # noqa: PLR0913 - one for each option
         from deeplink.scheduler.launch.launcher_process import ParentLink
 
         link = ParentLink.of_this_process(os.environ)  # this goes on in a child, and in another where it is killed
-    from deeplink.ops.topology_reading import site_of
-    from deeplink.scheduler.launch.job import passed_on, run_job
-    from deeplink.scheduler.launch.launch_spec import LaunchSpec, check_spread, gpu_options, ranks_of
+    with nullcontext() if link is None else link.greeted().outlived():
+        from deeplink.ops.topology_reading import site_of
+        from deeplink.scheduler.launch.job import passed_on, run_job
+        from deeplink.scheduler.launch.launch_spec import LaunchSpec, check_spread, gpu_options, ranks_of
 
-    config = load_config()
-    if interface is not None:
-        config = replace(config, interface=interface)
-    backend = _backend(config, local, srun_options, goes_on=link is not None and link.greeted().died is not None)
-    nodes, resting = len(backend.nodes), spares or 0
-    count = nnodes if nnodes is not None else nodes - resting
-    if count < 1 or count + resting > nodes:
-        raise too_few_nodes(max(count, 1) + resting, nodes)
-    starters = RECIPES[recipe].start is Start.NODE
-    ranks = ranks_of(backend.nodes, backend.granted, nproc_per_node, starters=starters)
-    order = LaunchSpec(
-        command=command_line,
-        per_node=max(ranks.values()),
-        each=ranks if len(set(ranks.values())) > 1 else {},
-        count=count,
-        elastic=recovery.elastic or 0,
-        hold=recovery.hold,
-        margin_s=recovery.time_margin,
-        step_timeout_s=step_timeout,
-        replace_stragglers=replace_stragglers,
-        strand_timeout_s=recovery.strand_timeout,
-        passed_on={**passed_on(config, os.environ), **_served_paths(paths, config, inside)},
-        group_sizes=tuple(sorted(set(group_sizes))),
-        recipe_name=recipe,
-        container=inside.container(local=local is not None),
-    )
-    check_spread(ranks, count, order.group_sizes)
-    started = {node: RECIPES[recipe].started(number) for node, number in ranks.items()}
-    # What cannot be had is an error before anything starts.
-    gpu_options(backend.granted, started, starters=starters, by_user=srun_options)
-    order.groups.check(order.count)
-    recovery.check(order.count)
-    site = site_of(config)
-    if dry_run:
-        _print_plan(backend, order, site, as_json=as_json)
-        return 0
-    return run_job(backend, order, config, policy=recovery.policy(), site=site, as_json=as_json, link=link)
+        config = load_config()
+        if interface is not None:
+            config = replace(config, interface=interface)
+        backend = _backend(config, local, srun_options, goes_on=link is not None and link.died is not None)
+        nodes, resting = len(backend.nodes), spares or 0
+        count = nnodes if nnodes is not None else nodes - resting
+        if count < 1 or count + resting > nodes:
+            raise too_few_nodes(max(count, 1) + resting, nodes)
+        starters = RECIPES[recipe].start is Start.NODE
+        ranks = ranks_of(backend.nodes, backend.granted, nproc_per_node, starters=starters)
+        order = LaunchSpec(
+            command=command_line,
+            per_node=max(ranks.values()),
+            each=ranks if len(set(ranks.values())) > 1 else {},
+            count=count,
+            elastic=recovery.elastic or 0,
+            hold=recovery.hold,
+            margin_s=recovery.time_margin,
+            step_timeout_s=step_timeout,
+            replace_stragglers=replace_stragglers,
+            strand_timeout_s=recovery.strand_timeout,
+            passed_on={**passed_on(config, os.environ), **_served_paths(paths, config, inside)},
+            group_sizes=tuple(sorted(set(group_sizes))),
+            recipe_name=recipe,
+            container=inside.container(local=local is not None),
+        )
+        check_spread(ranks, count, order.group_sizes)
+        started = {node: RECIPES[recipe].started(number) for node, number in ranks.items()}
+        # What cannot be had is an error before anything starts.
+        gpu_options(backend.granted, started, starters=starters, by_user=srun_options)
+        order.groups.check(order.count)
+        recovery.check(order.count)
+        site = site_of(config)
+        if dry_run:
+            _print_plan(backend, order, site, as_json=as_json)
+            return 0
+        return run_job(backend, order, config, policy=recovery.policy(), site=site, as_json=as_json, link=link)
 
 
 def _served_paths(names: str | None, config: Config, inside: _ContainerOptions) -> dict[str, str]:

@@ -267,7 +267,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "spare-lost": lambda event: f"spare {_nodes(event)} lost",
     "agents-again": lambda event: f"agents start once more on {_nodes(event)}",
     "back": lambda event: f"{_nodes(event)} answers again",
-    "launcher-restarted": lambda event: f"attempt {event.get('attempt')} goes on with another launcher",
+    "launcher-restarted": lambda _: "the launcher was ended and started again",
     "parent-lost": lambda _: "`deeplink run` itself was killed; Slurm does not start the job again",
     "requeue": lambda _: "Slurm was asked to start the job again",
     "held": lambda _: "Slurm was asked to hold the job",

@@ -172,7 +172,10 @@ class AgentPool:
 
     def adopt(self, facts: Iterable[NodeFacts]) -> None:
         """Go on with agents that came up under a launcher before this one."""
-        for one in facts:
+        nodes = tuple(facts)
+        if len(nodes) > FEW:
+            allow_descriptors()
+        for one in nodes:
             self._admit(one)
 
     def readdress(self, facts: Mapping[NodeName, NodeFacts]) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import signal
 from collections import deque
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from deeplink.core.clock import Clock, SystemClock
-from deeplink.core.errors import DeepLinkError
 from deeplink.core.private import private_folder
 from deeplink.core.publish import BY_FILE, leave_members, standard_output_file
 from deeplink.rpc.tokens import new_token, token_of
@@ -37,8 +34,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.launch_spec import LaunchSpec
     from deeplink.scheduler.launch.launcher_process import ParentLink
     from deeplink.scheduler.launch.shared_network import SiteFabric
-
-log = logging.getLogger(__name__)
 
 SITE_VARIABLE = "DEEPLINK_SITE_MEMBERS"
 
@@ -116,12 +111,10 @@ def run_job(
         step = backend.start_agents(secret) if handover is None else handover.agents(backend)
         agents = AgentPool(step, partial(token_of, secret), clock, restarts, backend.folder)
         stack.callback(agents.close)
+        if link is not None:
+            link.is_under_way = True
         run = RunContext(backend, agents, events, clock, spec, policy, handover)
-        with nullcontext() if handover is None else _dying_alone():
-            code = _supervised(run, config, site, signals, stack)
-        if handover is not None:
-            handover.remove()
-        return code
+        return _supervised(run, config, site, signals, stack)
 
 
 def _supervised(
@@ -184,20 +177,6 @@ def _event_log(backend: Backend, config: Config, clock: Clock, *, as_json: bool)
     if (deliver := to_watchdog(config)) is not None:
         sinks.append(EventSink(deliver, "beat", clock))
     return EventLog(backend.folder, clock, sinks, as_json=as_json)
-
-
-@contextmanager
-def _dying_alone() -> Iterator[None]:
-    """Have an error that is none on purpose end this process at once, and nothing of what it has started."""
-    # By a signal, for an exit code may be a rank's: the parent starts another launcher, which goes on.
-    try:
-        yield
-    except DeepLinkError:
-        raise
-    except Exception:
-        log.exception("an error in the launcher, which is started again")
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise
 
 
 @contextmanager

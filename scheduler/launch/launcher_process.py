@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import signal
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
+from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.launch import parent
 from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.process import AdoptedProcess, end_all
@@ -23,8 +26,9 @@ from deeplink.scheduler.slurm.command import become
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Collection, MutableMapping
+    from collections.abc import Collection, Iterator, MutableMapping
 
+log = logging.getLogger(__name__)
 GREETED_S = 10.0  # for the parent's first words
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -40,6 +44,7 @@ class ParentLink:
         )
         self.died_at = 0.0
         self.is_last = False  # too many have died: we are there to end the run
+        self.is_under_way = False  # there are agents, and what a launcher before us had started is taken over
         self.others: set[int] = set()  # children of the parent that are none of the run's
         self._ends: dict[int, int] = {}
         self._gone_at: float | None = None
@@ -81,6 +86,23 @@ class ParentLink:
             problem = "the process that holds the launcher's place in the batch script has died, or says nothing"
             raise LaunchError(problem, "Was it killed? `dmesg` tells whether memory ran out.", exit_code=1)
         return self
+
+    @contextmanager
+    def outlived(self) -> Iterator[None]:
+        """Have an error of ours end this process at once, by a signal, and nothing of what the run has started.
+
+        The parent then starts another launcher; an exit code would be the run's. Errors that are the run's own end
+        are raised: those before anything was started, and those of the last launcher; once the run is under way
+        each DeepLinkError.
+        """
+        try:
+            yield
+        except Exception as problem:
+            is_ours = not isinstance(problem, DeepLinkError) if self.is_under_way else self.died is not None
+            if is_ours and not self.is_last:
+                log.exception("an error in the launcher, which is started again")
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise
 
     def forward(self, signals: deque[signal.Signals]) -> None:
         """Put signals there from here on."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 VARIABLE = "DEEPLINK_PARENT"  # to a launcher that is started again: our process id, and the pipe to it
 FORWARDED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2})
-MOST_DEATHS, WITHIN_S = 5, 60.0  # of launchers: then one more is started, to end the run in order
+MOST_DEATHS, WITHIN_S = 5, 600.0  # of launchers: then one more is started, to end the run in order
 LAST_S = 60.0  # for how long that one may take
 CHILDREN_S = 3.0  # how long what is left at the end may take to end by itself
 MOST_ENDS = 1024  # of processes that dead launchers had started
@@ -73,7 +73,10 @@ class Parent:
             self._deaths = [at for at in self._deaths if now - at < WITHIN_S] + [now]
             then = "it is started again, and the ranks go on"
             if len(self._deaths) >= MOST_DEATHS:
-                deadline, then = now + LAST_S, f"{len(self._deaths)} times in {WITHIN_S:.0f} s: the run ends"
+                deadline, then = (
+                    now + LAST_S,
+                    f"{len(self._deaths)} times in {WITHIN_S / 60:.0f} minutes: the run ends",
+                )
             _say(f"the launcher was ended by signal {-self._how}; {then}")
             launcher, pipe = self._start()
 
@@ -89,7 +92,7 @@ class Parent:
             os.environ[VARIABLE] = f"{os.getppid()} {read}"
             os.execv(self._command[0], self._command)  # noqa: S606 - what it is for
         finally:
-            os._exit(127)
+            os.kill(os.getpid(), signal.SIGKILL)  # an exit code would be the run's
 
     def _greet(self, pipe: int) -> None:
         """Tell a launcher the run's secret, what became of those before it, and how processes of theirs ended."""

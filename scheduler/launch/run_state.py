@@ -9,7 +9,7 @@ import base64
 import json
 import logging
 import threading
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from deeplink.core.codec import from_row, to_row
@@ -17,7 +17,14 @@ from deeplink.core.publish import write_text
 from deeplink.core.timeouts import call_with_timeout
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
 from deeplink.scheduler.launch.history import Progress
-from deeplink.scheduler.launch.process import AgentProcesses, EndedRanks, StartedAgents, StartedSlots
+from deeplink.scheduler.launch.process import (
+    AdoptedProcess,
+    AgentProcesses,
+    EndedRanks,
+    StartedAgents,
+    StartedSlots,
+    abandon_process,
+)
 from deeplink.scheduler.recovery.rank_failure import Cause, Setback
 from deeplink.scheduler.recovery.records import Incident
 
@@ -162,16 +169,6 @@ class RunStateFile:
                 log.warning("%s: %s", self._path, problem)
             self._written = number
 
-    def remove(self) -> None:
-        """The run has ended: there is nothing to go on with."""
-        number = self._number()
-        if self._lock.acquire(timeout=WRITE_S):  # else a write hangs, and what it publishes is of an ended run
-            try:
-                self._written = number
-                self._path.unlink(missing_ok=True)
-            finally:
-                self._lock.release()
-
 
 class Handover:
     """What a launcher takes over from those of its run that died, and what it leaves for a next one."""
@@ -182,6 +179,7 @@ class Handover:
         self._file = RunStateFile(folder, link.run)
         self._agents = StartedAgents((), "", 0)
         self.before = None if link.died is None else self._file.read()
+        self._restarted = () if self.attempt is None else self.attempt.restarted
         if link.died is not None:
             attempt = self.attempt
             known = {*(self.before.agents.pids if self.before else ())}
@@ -218,8 +216,10 @@ class Handover:
 
     def leave(self, attempt: AttemptState, *, soon: bool = False) -> None:
         """Publish the state of the run; `soon`: without waiting for the storage."""
+        attempt = replace(attempt, restarted=tuple({*self._restarted, *attempt.restarted}))
         (self._file.write_soon if soon else self._file.write)(RunState(self._agents, attempt))
 
-    def remove(self) -> None:
-        """The run has ended."""
-        self._file.remove()
+    def abandon(self) -> None:
+        """Let go of agents that were started once more under a launcher before us, without a word to Slurm."""
+        for pid in self._restarted:
+            abandon_process(AdoptedProcess(pid, self.link.end_of))

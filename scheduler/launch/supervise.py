@@ -1,7 +1,7 @@
 """Runs a job's ranks inside its allocation, and runs them again without the nodes that were lost.
 
 The first rung of the recovery ladder: it needs no right but the job owner's, and is done before Slurm has noticed.
-The loop gathers evidence and carries out verdicts; what they are is decided in `verdict.py`.
+The loop gathers evidence and carries out verdicts; what they are is decided in `recovery/relaunch.py`.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Supervisor:
         facts = {"attempt": str(launch.attempt), "signal": link.died, "away_s": away_s}
         self._events.event("launcher-restarted", f"{said}: {then}", **facts)
         if link.is_last:
-            because = f"{said}, {parent.MOST_DEATHS} times in {parent.WITHIN_S:.0f} s"
+            because = f"{said}, {parent.MOST_DEATHS} times in {parent.WITHIN_S / 60:.0f} minutes"
             code, kind = 128 + (link.died or 0), IncidentKind.LAUNCHER_LOST
             return running, AttemptVerdict(NextMove.FAILED, because, code=code, kind=kind)
         if is_there:
@@ -475,6 +475,8 @@ class Supervisor:
         if verdict.move is NextMove.SUPERSEDED:
             running.step.abandon()
             self._agents.abandon()
+            if self._handover is not None:
+                self._handover.abandon()
             self._step, self.has_lost = None, True
             return self._end.elsewhere(verdict, self._begun)
         action = self._end.action_for(verdict, self._history, requeueable=self._slurm.requeueable)
