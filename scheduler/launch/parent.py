@@ -73,10 +73,8 @@ class Parent:
             self._deaths = [at for at in self._deaths if now - at < WITHIN_S] + [now]
             then = "it is started again, and the ranks go on"
             if len(self._deaths) >= MOST_DEATHS:
-                deadline, then = (
-                    now + LAST_S,
-                    f"{len(self._deaths)} times in {WITHIN_S / 60:.0f} minutes: the run ends",
-                )
+                deadline = now + LAST_S
+                then = f"{len(self._deaths)} times in {WITHIN_S / 60:.0f} minutes: the run ends"
             _say(f"the launcher was ended by signal {-self._how}; {then}")
             launcher, pipe = self._start()
 
