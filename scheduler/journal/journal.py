@@ -8,6 +8,7 @@ of readers.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import threading
@@ -253,13 +254,13 @@ class Journal:
 
     # Reading.
 
-    def jobs(self, *, limit: int = 1_000) -> tuple[JobRecord, ...]:
-        """Return the jobs heard of last, the newest first, with all their attempts."""
-        return _jobs(self._rows(schema.JOBS, {"limit": limit, "job": None}))
+    def jobs(self, *, limit: int = 1_000, since_unix: float = math.inf) -> tuple[JobRecord, ...]:
+        """Return the jobs heard of last, and all heard since then, the newest first, with all their attempts."""
+        return _jobs(self._rows(schema.JOBS, {"limit": limit, "job": None, "since": since_unix}))
 
     def job(self, job: int) -> JobRecord | None:
         """Return one job, or None if it is not on record."""
-        found = _jobs(self._rows(schema.JOBS, {"limit": 1, "job": job}))
+        found = _jobs(self._rows(schema.JOBS, {"limit": 1, "job": job, "since": math.inf}))
         return found[0] if found else None
 
     def excluded(self, job: int) -> dict[NodeName, float]:
