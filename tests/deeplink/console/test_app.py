@@ -15,6 +15,7 @@ import pytest
 from typing_extensions import override
 
 from deeplink.console import app as apps
+from deeplink.console import feed as feeds
 from deeplink.console.collect import Collector, ConsoleSettings
 from deeplink.console.request_guard import Access
 from deeplink.console.serve import listen, parse_address, run
@@ -298,16 +299,29 @@ def test_too_many_pages_are_told_so(
         assert headers["retry-after"]
 
 
-def test_a_page_that_cannot_be_published_ends_the_console(journal: Journal) -> None:
+def test_a_page_that_cannot_be_published_ends_the_console(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a page that cannot be published")
+
+    monkeypatch.setattr(feeds, "change", broken)
+    with pytest.raises(RuntimeError, match="cannot be published"):
+        run(collector, "127.0.0.1:0", Access(), lambda url: None)
+
+
+def test_no_text_of_slurms_however_odd_ends_the_console(
+    journal: Journal, serve: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
     class Odd(RecordedSlurm):
         @override
         def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
             said = super().__call__(argv, timeout_s=timeout_s)
             return said.replace("recorded", "caf\udce9") if argv[-1] == "config" else said
 
-    collector = Collector(ConsoleSettings(journal=journal.path, interval_s=0.2), slurm=Slurm(Odd()))
-    with pytest.raises(UnicodeEncodeError):
-        run(collector, "127.0.0.1:0", Access(), lambda url: None)
+    odd = Collector(ConsoleSettings(journal=journal.path, interval_s=0.2), slurm=Slurm(Odd()))
+    served = serve(odd)
+    eventually(lambda: served.json("/api/v1/snapshot")["cluster"] == "caf?")
 
 
 @pytest.mark.slow  # asks promtool, which only the whole test run installs
