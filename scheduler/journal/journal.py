@@ -285,12 +285,15 @@ class Journal:
         kind: str | None = None,
         node: str | None = None,
         since_unix: float = 0.0,
+        until_unix: float = 0.0,
+        outcome: str = "",
         only_open: bool = False,
         limit: int = 1_000,
     ) -> tuple[Incident, ...]:
-        """Return incidents, the newest first: of this job, kind and node, begun since, as far as that is asked."""
+        """Return incidents, the newest first: of this job, kind, node, time and end, as far as that is asked."""
         # Asked for a job's, one that hit several is returned as that job knows it: with its attempt and outcome.
-        wanted = {"job": job, "kind": kind, "node": node, "since": since_unix, "open": only_open}
+        wanted = {"job": job, "kind": kind, "node": node, "since": since_unix, "until": until_unix}
+        wanted |= {"open": only_open, "outcome": outcome}
         hits = self._has_table("hits")
         found = _all(Incident, self._rows(schema.incidents(hits=hits, **wanted), {**wanted, "limit": limit}))
         theirs = self._rows(schema.HITS_OF_JOB, (job,)) if hits and job is not None else []

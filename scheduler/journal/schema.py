@@ -387,6 +387,8 @@ def incidents(*, hits: bool, **asked: object) -> str:
         "node": f"(node = :node{also.format('node')})",
         "kind": "kind = :kind",
         "since": "began_unix >= :since",
+        "until": "began_unix <= :until",
+        "outcome": "outcome = :outcome",
         "open": "outcome = 'open'",
     }
     wanted = [condition for name, condition in conditions.items() if asked.get(name)]

@@ -10,19 +10,23 @@ import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 from typing_extensions import override
 
 from deeplink.console import app as apps
 from deeplink.console import feed as feeds
+from deeplink.console import journal_queries as queries
 from deeplink.console.collect import Collector, ConsoleSettings
+from deeplink.console.journal_queries import JournalQueries
+from deeplink.console.query import Query
 from deeplink.console.request_guard import Access
 from deeplink.console.serve import listen, parse_address, run
 from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.listeners import ListenError, PortBusyError
 from deeplink.scheduler.journal.journal import Journal
-from deeplink.scheduler.recovery.records import Incident
+from deeplink.scheduler.recovery.records import Incident, IncidentOutcome
 from deeplink.scheduler.slurm.client import Slurm
 from tests.deeplink.console.conftest import RecordedSlurm, apply
 from tests.waiting import LIMIT_S, until
@@ -103,6 +107,26 @@ def test_a_list_is_filtered_sorted_and_paged_by_the_console(
     assert len(served.json("/api/v1/incidents?node=n5&kind=node-dead&job=12")["incidents"]) == 1
     assert served.json("/api/v1/incidents?since=9e11")["found"] == 0
     assert served.json("/api/v1/search?text=DIGITS")["hits"][0]["place"] == "jobs/17"
+
+
+def test_incidents_of_long_ago_are_found_behind_more_than_one_question_finds(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "MOST_FOUND", 3)
+    for number in range(1, 11):
+        outcome = IncidentOutcome.FAILED if number == 2 else IncidentOutcome.OPEN
+        began = Incident(id=f"x-{number}", kind="odd", began_unix=number, detected_unix=number, outcome=outcome)
+        journal.record_incident(began)
+    asked = JournalQueries(journal.path)
+    found = {
+        question: [
+            each["number"] for each in asked.incidents(Query.of(dict(parse_qsl(question))), {})["incidents"]
+        ]
+        for question in ("until=3", "state=failed", "state=open&until=4&since=2", "text=odd")
+    }
+    assert found == {
+        "until=3": [3, 2, 1], "state=failed": [2], "state=open&until=4&since=2": [4, 3], "text=odd": [10, 9, 8]
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("asked", ["jobs?sort=beauty", "jobs?page=x", "incidents?since=nan", "search?colour=red"])
