@@ -237,7 +237,7 @@ def count(source: FactSource, seconds: float) -> None:
 
 
 class Collector:
-    """All sources of one console. `readings` and `refresh_slurm` may be called from two threads, each from one."""
+    """All sources of one console. `readings`, `refresh_slurm` and `refresh_datasets`: one thread for each."""
 
     def __init__(
         self, settings: ConsoleSettings, *, clock: Clock | None = None, slurm: Slurm | None = None
