@@ -197,6 +197,26 @@ def test_what_another_user_put_there_is_replaced_by_whom_may_and_nothing_else_is
         assert secret.read_bytes() == b"x" * len(good)
 
 
+def test_a_file_of_ours_with_other_bytes_is_not_opened_to_others(
+    source: Path, config: Config, tmp_path: Path
+) -> None:
+    for folder in (source, *source.parents):
+        folder.chmod(folder.stat().st_mode | 0o011)
+    source.chmod(0o755)
+    home, private = tmp_path / "home", tmp_path / "private"
+    pack(str(source), "digits", config=config, home=str(home))
+    first, *others = sorted(home.glob("*.mdb"))
+    for other in others:
+        other.chmod(0o600)
+    private.write_bytes(b"x" * first.stat().st_size)
+    private.chmod(0o600)
+    private.replace(first)  # whoever may write to the folder may do that with a file of the same size
+    pack(str(source), "digits", config=config, home=str(home))
+    assert {path: path.stat().st_mode & 0o777 for path in (first, *others)} == {first: 0o600} | dict.fromkeys(
+        others, 0o644
+    )
+
+
 def test_the_home_beside_a_catalog_is_for_those_who_write_to_the_catalog(tmp_path: Path) -> None:
     catalog = tmp_path / "catalog"
     catalog.mkdir()
