@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.cache.catalog import Catalog, PackRecord, checked_name
 from deeplink.cache.errors import CatalogError, DatasetMissingError, HomeError, IndexFormatError, SourceError
-from deeplink.cache.format.access import SourceAccess
 from deeplink.cache.membership import node_name
 from deeplink.cache.pack.distributed_pack import (
     DistributedPack,
@@ -24,6 +22,7 @@ from deeplink.cache.pack.distributed_pack import (
     ShardMade,
     ShardShare,
 )
+from deeplink.cache.pack.home_access import readmit
 from deeplink.cache.pack.parts import listed_once, publish_part
 from deeplink.cache.pack.plan import cannot_append, planned_job
 from deeplink.cache.pack.shard_pipeline import Placer, ShardPipeline, staging
@@ -33,12 +32,11 @@ from deeplink.cache.source.opening import open_source
 from deeplink.cache.source.selection import Selection
 from deeplink.cache.store.store import Store
 from deeplink.core.clock import Clock, SystemClock
-from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import Version, format_members
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
     import numpy as np
@@ -251,7 +249,7 @@ def pack(  # noqa: PLR0913 - what a packing is made of
         lacking, why = _lacking(kept_at, work.pieces)
         at_home = {piece.id: piece.bytes for piece in work.pieces.values() if piece.id not in lacking}
         if kept_at is not None:
-            _readmit(kept_at, at_home, _OtherDatasets(catalog, name, at_home))
+            readmit(kept_at, catalog, name, at_home)
         record = PackRecord(
             source=job.source,
             plan=job.plan.digest,
@@ -295,36 +293,6 @@ def pack(  # noqa: PLR0913 - what a packing is made of
         home_lacks=len(lacking) if home else 0,
         home_problem=line.home_problem or why,  # that of a member is in its log
     )
-
-
-def _readmit(home: PackedHome, shards: Collection[ShardId], others: _OtherDatasets) -> None:
-    """Let shards at home be read as the source is, whoever put them there."""
-    if stay := home.readmit(list(shards), others):
-        said = "%d shards at home %s, of another user, are readable by others than the source is"
-        log.warning(said, len(stay), home.url)
-
-
-class _OtherDatasets:
-    """The access of datasets that have some shards, too, by their publisher; looked for when it is needed."""
-
-    def __init__(self, catalog: Catalog, but: str, shards: Collection[ShardId]) -> None:
-        self._catalog, self._but, self._shards = catalog, but, shards
-
-    def __call__(self, publisher: int, shard: ShardId) -> list[SourceAccess]:
-        return self._found.get((publisher, shard), [])
-
-    @cached_property
-    def _found(self) -> dict[tuple[int, ShardId], list[SourceAccess]]:
-        found: dict[tuple[int, ShardId], list[SourceAccess]] = {}
-        for name in self._catalog.names():
-            if name == self._but:  # who packs it again says who may read it
-                continue
-            with suppress(DeepLinkError, OSError, ValueError):  # what is damaged, or says nothing, opens nothing
-                index = self._catalog.open(name)
-                access, publisher = SourceAccess.parse(index.access), index.path.stat().st_uid
-                for shard in {entry.id for entry in index.shards}.intersection(self._shards):
-                    found.setdefault((publisher, shard), []).append(access)
-        return found
 
 
 def _lacking(home: PackedHome | None, pieces: Mapping[int, Piece]) -> tuple[set[ShardId], str]:

@@ -21,10 +21,11 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from deeplink.cache.catalog import PackRecord
+from deeplink.cache.catalog import PARTS, PackRecord
 from deeplink.cache.errors import CatalogError, HomeError, IndexFormatError
 from deeplink.cache.format.index import Index
 from deeplink.cache.format.index_format import IndexContent, write_index
+from deeplink.cache.pack.home_access import readmit
 from deeplink.cache.pack.plan import kept_marks, marks_of, write_marks
 from deeplink.cache.pack.shared_listing import PREFIX as LISTING
 from deeplink.cache.pack.shared_listing import shared_listing
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FOLDER = ".parts"
 _AT_ONCE = 1 << 20
 """Rows that are copied at once."""
 _COLUMNS = {"shard": "u4", "block": "u4", "offset": "u4", "length": "u8", "checksum": "u8"}
@@ -94,7 +94,7 @@ def listed_once(
         return origin.listing(wanted)
     said = f"{part.array}\n{origin.url}\n{wanted!r}".encode()
     key = hashlib.sha256(said).hexdigest()[:40]
-    return shared_listing(catalog.root / name / _FOLDER, key, lambda: origin.listing(wanted), clock)
+    return shared_listing(catalog.root / name / PARTS, key, lambda: origin.listing(wanted), clock)
 
 
 def publish_part(
@@ -108,7 +108,7 @@ def publish_part(
     placed: Mapping[ShardId, Sequence[NodeName]],
 ) -> None:
     """Keep a part's index, marks and records in the catalog. The record comes last: with it the part is there."""
-    folder = catalog.root / name / _FOLDER
+    folder = catalog.root / name / PARTS
     stem = folder / f"{job.plan.digest}{part}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def merge_parts(catalog: Catalog, name: str) -> Merged:
         CatalogError: parts are missing, of different listings, or of different settings.
         IndexFormatError: a part's index is damaged.
     """
-    folder = catalog.root / name / _FOLDER
+    folder = catalog.root / name / PARTS
     found = _complete(folder, name)
     record = dataclasses.replace(found[0].pack, home=next((one.pack.home for one in found if one.pack.home), ""))
     indexes = [
@@ -171,7 +171,8 @@ def merge_parts(catalog: Catalog, name: str) -> Merged:
             version = catalog.publish(name, _joined(indexes, record, Path(work)), record)
             _join_marks(indexes, catalog.path(name, version), Path(work))
         if record.home:
-            _put_at_home(record, name, version, catalog.path(name, version))
+            shards = [entry.id for index in indexes for entry in index.shards]
+            _put_at_home(record, catalog, name, version, shards)
         placed = {
             ShardId(shard): tuple(map(NodeName, nodes))
             for one in found
@@ -190,7 +191,7 @@ def unmerged(catalog: Catalog) -> dict[str, set[ShardId]]:
     To be asked before versions are looked at, so that a merge meanwhile hides none. Raises IndexFormatError.
     """
     found: dict[str, set[ShardId]] = {}
-    for path in catalog.root.glob(f"*/{_FOLDER}/*.arrow"):
+    for path in catalog.unmerged():
         try:
             index = Index(path, Version(""))
         except FileNotFoundError:  # merged since
@@ -202,10 +203,14 @@ def unmerged(catalog: Catalog) -> dict[str, set[ShardId]]:
     return found
 
 
-def _put_at_home(record: PackRecord, name: str, version: Version, path: Path) -> None:
-    """Keep the index in the packed home; one that takes no more ends no merge."""
+def _put_at_home(
+    record: PackRecord, catalog: Catalog, name: str, version: Version, shards: Sequence[ShardId]
+) -> None:
+    """Keep the index in the packed home, and let its shards be read as the source is; no failure ends a merge."""
+    home = open_home(record.home, record.access)
     try:
-        open_home(record.home, record.access).put_index(name, version, path)
+        home.put_index(name, version, catalog.path(name, version))
+        readmit(home, catalog, name, shards)
     except HomeError as problem:
         log.warning("the packed home lacks the index of %s: %s", name, problem)
 

@@ -273,14 +273,19 @@ class FolderHome(PackedHome):
             if _is_admitted((self._root / _file_of(shard)).lstat(), own):
                 return True
             with self.copy_of(shard) as copy:
-                wanted = max([own, *others(copy.facts.st_uid, shard)], key=lambda one: one.mode)
+                theirs = others(copy.facts.st_uid, shard)
+                wanted = max([own, *theirs], key=lambda one: one.mode)
                 if copy.facts.st_uid == os.geteuid():
                     if wanted.mode & ~copy.facts.st_mode or not _is_of_group(copy.facts, wanted):
                         # A file of ours that is for fewer may have been put in its place.
                         block.verify_shard(copy.descriptor, shard)
                     _admit(copy.descriptor, wanted)
-                elif wanted == own:
+                elif wanted is own and not any(
+                    one.mode == own.mode and _is_admitted(copy.facts, one) for one in theirs
+                ):  # what is for another group is not narrower
                     self._replace(shard, copy.descriptor)
+        except FileNotFoundError:  # nobody reads what is not there
+            return True
         except (HomeError, OSError, ShardCorruptError) as problem:
             log.info("home %s: shard %s stays readable by whom it was: %s", self.url, shard, problem)
             return False

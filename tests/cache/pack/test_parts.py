@@ -82,6 +82,18 @@ def test_a_home_that_takes_no_more_ends_no_merge(
     assert "the packed home lacks the index of it" in caplog.text
 
 
+def test_a_merge_lets_the_shards_at_home_be_read_as_the_source_is(
+    source: Path, config: Config, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    in_parts(source, config, 2, home=str(home))
+    modes = {path: path.stat().st_mode for path in home.glob("*.mdb")}
+    for path in modes:  # as another user's private copy left them since
+        path.chmod(0o400)
+    merge_parts(Catalog(config.catalog), "it")
+    assert {path: path.stat().st_mode for path in modes} == modes
+
+
 def test_what_is_missing_or_does_not_fit_is_said(source: Path, config: Config) -> None:
     catalog = Catalog(config.catalog)
     with pytest.raises(CatalogError, match="no part of 'it'") as nothing:
