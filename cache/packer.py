@@ -23,7 +23,7 @@ from deeplink.cache.pack.distributed_pack import (
     ShardShare,
 )
 from deeplink.cache.pack.home_access import readmit
-from deeplink.cache.pack.parts import listed_once, publish_part
+from deeplink.cache.pack.parts import listed_once, publish_part, removed_if_outdated
 from deeplink.cache.pack.plan import cannot_append, planned_job
 from deeplink.cache.pack.shard_pipeline import Placer, ShardPipeline, staging
 from deeplink.cache.replicate.budget import keep_to_budget
@@ -207,8 +207,16 @@ def pack(  # noqa: PLR0913 - what a packing is made of
     home = open_home(home).url if home else ""  # absolute: members and readers run elsewhere
     catalog.check_writable(name)
     listed_unix = clock.unix()
-    list_source = partial(listed_once, catalog, name, part, origin=origin, wanted=wanted, clock=clock)
-    job = planned_job(origin, catalog, name, config, list_source=list_source, members=len(members), append=append)
+    key = part.listing_key(origin.url, wanted) if part is not None else ""
+    job = planned_job(
+        origin,
+        catalog,
+        name,
+        config,
+        list_source=partial(listed_once, catalog, name, key, origin=origin, wanted=wanted, clock=clock),
+        members=len(members),
+        append=append,
+    )
     access = job.listing.access
     kept_at = open_home(home, access) if home else None
     numbers = part.shards(len(job.plan.shards)) if part is not None else range(len(job.plan.shards))
@@ -220,6 +228,7 @@ def pack(  # noqa: PLR0913 - what a packing is made of
     )
     tally = _Tally(planned, progress)
     with (
+        removed_if_outdated(catalog, name, key),
         Placer(store, node_name(config), members, token, replicas=config.replicas) as placer,
         staging(store.root, f"{job.plan.digest}{part or ''}", clock.unix()) as stage,
         ShardPipeline(origin, store, stage, placer, home=kept_at, clock=clock, done=tally.was_read) as line,
@@ -264,7 +273,7 @@ def pack(  # noqa: PLR0913 - what a packing is made of
         )
         placed = {piece.id: placer.holders(piece.id, piece.bytes) for piece in work.pieces.values()}
         if part is not None:
-            publish_part(catalog, name, part, job, work.pieces, record=record, placed=placed)
+            publish_part(catalog, name, part, job, work.pieces, record=record, placed=placed, listing=key)
             version = Version("")
         else:
             version = catalog.publish(name, job.content(work.pieces, record.home), record)

@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from deeplink.cache.catalog import PARTS, PackRecord
-from deeplink.cache.errors import CatalogError, HomeError, IndexFormatError
+from deeplink.cache.errors import CatalogError, HomeError, IndexFormatError, SourceError
 from deeplink.cache.format.index import Index
 from deeplink.cache.format.index_format import IndexContent, write_index
 from deeplink.cache.pack.home_access import readmit
@@ -36,7 +37,7 @@ from deeplink.core.text import listed
 from deeplink.core.types import NodeName, ShardId, Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from deeplink.cache.catalog import Catalog
     from deeplink.cache.pack.building import Piece
@@ -75,6 +76,11 @@ class Part:
         """
         return range(count * (self.number - 1) // self.parts, count * self.number // self.parts)
 
+    def listing_key(self, source: str, wanted: Selection) -> str:
+        """Return what the parts of an array have their listing of a source under; empty outside of an array."""
+        said = f"{self.array}\n{source}\n{wanted!r}".encode()
+        return hashlib.sha256(said).hexdigest()[:40] if self.array else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRecord:
@@ -84,17 +90,33 @@ class PartRecord:
     parts: int
     version: str  # digest of its index
     placed: dict[str, tuple[str, ...]]  # per shard the nodes that hold a copy
+    listing: str = ""  # key of the listing that it was made from; empty: its own
 
 
 def listed_once(
-    catalog: Catalog, name: str, part: Part | None, *, origin: Source, wanted: Selection, clock: Clock
+    catalog: Catalog, name: str, key: str, *, origin: Source, wanted: Selection, clock: Clock
 ) -> Listing:
-    """Return what is in a source; of a part of an array, as the first part to come found it."""
-    if part is None or not part.array:
+    """Return what is in a source; where there is a key, as the first part with it found it."""
+    if not key:
         return origin.listing(wanted)
-    said = f"{part.array}\n{origin.url}\n{wanted!r}".encode()
-    key = hashlib.sha256(said).hexdigest()[:40]
     return shared_listing(catalog.root / name / PARTS, key, lambda: origin.listing(wanted), clock)
+
+
+@contextmanager
+def removed_if_outdated(catalog: Catalog, name: str, key: str) -> Iterator[None]:
+    """Remove the listing of this key where a source is not as it says: a task that is requeued lists again."""
+    try:
+        yield
+    except SourceError as problem:
+        if key and not problem.may_pass:
+            _remove_listings(catalog.root / name / PARTS, {key}, "npz")
+        raise
+
+
+def _remove_listings(folder: Path, keys: Collection[str], kind: str) -> None:
+    for path in folder.glob(f"{LISTING}*.{kind}"):
+        if path.stem.removeprefix(LISTING) in keys:
+            path.unlink(missing_ok=True)
 
 
 def publish_part(
@@ -106,6 +128,7 @@ def publish_part(
     *,
     record: PackRecord,
     placed: Mapping[ShardId, Sequence[NodeName]],
+    listing: str = "",
 ) -> None:
     """Keep a part's index, marks and records in the catalog. The record comes last: with it the part is there."""
     folder = catalog.root / name / PARTS
@@ -125,6 +148,7 @@ def publish_part(
             parts=part.parts,
             version=version,
             placed={shard: tuple(nodes) for shard, nodes in placed.items()},
+            listing=listing,
         )
         facts = {"part": dataclasses.asdict(noted), "pack": dataclasses.asdict(record)}
         write_text(stem.with_suffix(".json"), f"{json.dumps(facts, sort_keys=True)}\n")
@@ -178,8 +202,9 @@ def merge_parts(catalog: Catalog, name: str) -> Merged:
             for one in found
             for shard, nodes in one.part.placed.items()
         }
-        for path in (*folder.glob(f"{record.plan}-*"), *folder.glob(f"{LISTING}*")):
+        for path in folder.glob(f"{record.plan}-*"):
             path.unlink(missing_ok=True)
+        _remove_listings(folder, {one.part.listing for one in found}, "*")  # not those of arrays that run now
     except OSError as problem:
         raise CatalogError(f"catalog {catalog.root}: {problem.strerror or problem}") from problem
     return Merged(version, record, placed, len(found))
