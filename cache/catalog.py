@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from deeplink.cache.format.index import Index
     from deeplink.cache.format.index_format import IndexContent
 
+PARTS = ".parts"
+"""The folder in a dataset's where its parts wait to be merged (`pack.parts`)."""
 _VERSION = re.compile(rf"[0-9a-f]{{{DIGEST_DIGITS}}}")
 _REMOVED = ".removed-"
 _DRAFT_KEPT_S = 86_400.0
@@ -90,6 +92,10 @@ class Catalog:
                 with suppress(FileNotFoundError):  # removed since
                     found.append((path.stat().st_mtime_ns, path.stem))
         return [Version(stem) for _, stem in sorted(found)]
+
+    def unmerged(self) -> list[Path]:
+        """Return the indexes of the parts of all datasets that wait to be merged."""
+        return sorted(self.root.glob(f"*/{PARTS}/*.arrow"))
 
     def recorded(self, name: str) -> list[Version]:
         """Return the versions that have an index or a record, sorted; an index may be lost and its record not."""

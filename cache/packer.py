@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.cache.catalog import Catalog, PackRecord, checked_name
 from deeplink.cache.errors import CatalogError, DatasetMissingError, HomeError, IndexFormatError, SourceError
-from deeplink.cache.format.access import SourceAccess
 from deeplink.cache.membership import node_name
 from deeplink.cache.pack.distributed_pack import (
     DistributedPack,
@@ -24,7 +22,8 @@ from deeplink.cache.pack.distributed_pack import (
     ShardMade,
     ShardShare,
 )
-from deeplink.cache.pack.parts import listed_once, publish_part
+from deeplink.cache.pack.home_access import readmit
+from deeplink.cache.pack.parts import listed_once, publish_part, removed_if_outdated
 from deeplink.cache.pack.plan import cannot_append, planned_job
 from deeplink.cache.pack.shard_pipeline import Placer, ShardPipeline, staging
 from deeplink.cache.replicate.budget import keep_to_budget
@@ -33,12 +32,11 @@ from deeplink.cache.source.opening import open_source
 from deeplink.cache.source.selection import Selection
 from deeplink.cache.store.store import Store
 from deeplink.core.clock import Clock, SystemClock
-from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import Version, format_members
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
     import numpy as np
@@ -209,8 +207,16 @@ def pack(  # noqa: PLR0913 - what a packing is made of
     home = open_home(home).url if home else ""  # absolute: members and readers run elsewhere
     catalog.check_writable(name)
     listed_unix = clock.unix()
-    list_source = partial(listed_once, catalog, name, part, origin=origin, wanted=wanted, clock=clock)
-    job = planned_job(origin, catalog, name, config, list_source=list_source, members=len(members), append=append)
+    key = part.listing_key(origin.url, wanted) if part is not None else ""
+    job = planned_job(
+        origin,
+        catalog,
+        name,
+        config,
+        list_source=partial(listed_once, catalog, name, key, origin=origin, wanted=wanted, clock=clock),
+        members=len(members),
+        append=append,
+    )
     access = job.listing.access
     kept_at = open_home(home, access) if home else None
     numbers = part.shards(len(job.plan.shards)) if part is not None else range(len(job.plan.shards))
@@ -222,6 +228,7 @@ def pack(  # noqa: PLR0913 - what a packing is made of
     )
     tally = _Tally(planned, progress)
     with (
+        removed_if_outdated(catalog, name, key),
         Placer(store, node_name(config), members, token, replicas=config.replicas) as placer,
         staging(store.root, f"{job.plan.digest}{part or ''}", clock.unix()) as stage,
         ShardPipeline(origin, store, stage, placer, home=kept_at, clock=clock, done=tally.was_read) as line,
@@ -251,7 +258,7 @@ def pack(  # noqa: PLR0913 - what a packing is made of
         lacking, why = _lacking(kept_at, work.pieces)
         at_home = {piece.id: piece.bytes for piece in work.pieces.values() if piece.id not in lacking}
         if kept_at is not None:
-            _readmit(kept_at, at_home, _OtherDatasets(catalog, name, at_home))
+            readmit(kept_at, catalog, name, at_home)
         record = PackRecord(
             source=job.source,
             plan=job.plan.digest,
@@ -266,7 +273,7 @@ def pack(  # noqa: PLR0913 - what a packing is made of
         )
         placed = {piece.id: placer.holders(piece.id, piece.bytes) for piece in work.pieces.values()}
         if part is not None:
-            publish_part(catalog, name, part, job, work.pieces, record=record, placed=placed)
+            publish_part(catalog, name, part, job, work.pieces, record=record, placed=placed, listing=key)
             version = Version("")
         else:
             version = catalog.publish(name, job.content(work.pieces, record.home), record)
@@ -295,36 +302,6 @@ def pack(  # noqa: PLR0913 - what a packing is made of
         home_lacks=len(lacking) if home else 0,
         home_problem=line.home_problem or why,  # that of a member is in its log
     )
-
-
-def _readmit(home: PackedHome, shards: Collection[ShardId], others: _OtherDatasets) -> None:
-    """Let shards at home be read as the source is, whoever put them there."""
-    if stay := home.readmit(list(shards), others):
-        said = "%d shards at home %s, of another user, are readable by others than the source is"
-        log.warning(said, len(stay), home.url)
-
-
-class _OtherDatasets:
-    """The access of datasets that have some shards, too, by their publisher; looked for when it is needed."""
-
-    def __init__(self, catalog: Catalog, but: str, shards: Collection[ShardId]) -> None:
-        self._catalog, self._but, self._shards = catalog, but, shards
-
-    def __call__(self, publisher: int, shard: ShardId) -> list[SourceAccess]:
-        return self._found.get((publisher, shard), [])
-
-    @cached_property
-    def _found(self) -> dict[tuple[int, ShardId], list[SourceAccess]]:
-        found: dict[tuple[int, ShardId], list[SourceAccess]] = {}
-        for name in self._catalog.names():
-            if name == self._but:  # who packs it again says who may read it
-                continue
-            with suppress(DeepLinkError, OSError, ValueError):  # what is damaged, or says nothing, opens nothing
-                index = self._catalog.open(name)
-                access, publisher = SourceAccess.parse(index.access), index.path.stat().st_uid
-                for shard in {entry.id for entry in index.shards}.intersection(self._shards):
-                    found.setdefault((publisher, shard), []).append(access)
-        return found
 
 
 def _lacking(home: PackedHome | None, pieces: Mapping[int, Piece]) -> tuple[set[ShardId], str]:

@@ -46,13 +46,13 @@ class SourceAccess:
             here, *above = (path.stat() for path in (folder, *folder.parents))
         except OSError:
             return None
+        # A folder's group is shut out by the group's bits, whatever others may do.
+        shut = [one for one in above if ~one.st_mode & 0o011]
         mode = 0o600
-        if all(one.st_mode & bits == bits for one, bits in [(here, 0o005), *((one, 0o001) for one in above)]):
+        if not (~here.st_mode & 0o055 or shut):
             mode = 0o644
-        else:
-            ways = [one.st_mode & 0o001 or (one.st_mode & 0o010 and one.st_gid == here.st_gid) for one in above]
-            if here.st_mode & 0o040 and here.st_mode & 0o010 and all(ways):
-                mode = 0o640
+        elif not ~here.st_mode & 0o050 and all(one.st_mode & 0o010 and one.st_gid == here.st_gid for one in shut):
+            mode = 0o640
         return cls(here.st_uid, here.st_gid, mode)
 
     @property

@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +22,11 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from deeplink.cache.catalog import PackRecord
-from deeplink.cache.errors import CatalogError, HomeError, IndexFormatError
+from deeplink.cache.catalog import PARTS, PackRecord
+from deeplink.cache.errors import CatalogError, HomeError, IndexFormatError, SourceError
 from deeplink.cache.format.index import Index
 from deeplink.cache.format.index_format import IndexContent, write_index
+from deeplink.cache.pack.home_access import readmit
 from deeplink.cache.pack.plan import kept_marks, marks_of, write_marks
 from deeplink.cache.pack.shared_listing import PREFIX as LISTING
 from deeplink.cache.pack.shared_listing import shared_listing
@@ -35,7 +37,7 @@ from deeplink.core.text import listed
 from deeplink.core.types import NodeName, ShardId, Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from deeplink.cache.catalog import Catalog
     from deeplink.cache.pack.building import Piece
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FOLDER = ".parts"
 _AT_ONCE = 1 << 20
 """Rows that are copied at once."""
 _COLUMNS = {"shard": "u4", "block": "u4", "offset": "u4", "length": "u8", "checksum": "u8"}
@@ -75,6 +76,11 @@ class Part:
         """
         return range(count * (self.number - 1) // self.parts, count * self.number // self.parts)
 
+    def listing_key(self, source: str, wanted: Selection) -> str:
+        """Return what the parts of an array have their listing of a source under; empty outside of an array."""
+        said = f"{self.array}\n{source}\n{wanted!r}".encode()
+        return hashlib.sha256(said).hexdigest()[:40] if self.array else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRecord:
@@ -84,17 +90,33 @@ class PartRecord:
     parts: int
     version: str  # digest of its index
     placed: dict[str, tuple[str, ...]]  # per shard the nodes that hold a copy
+    listing: str = ""  # key of the listing that it was made from; empty: its own
 
 
 def listed_once(
-    catalog: Catalog, name: str, part: Part | None, *, origin: Source, wanted: Selection, clock: Clock
+    catalog: Catalog, name: str, key: str, *, origin: Source, wanted: Selection, clock: Clock
 ) -> Listing:
-    """Return what is in a source; of a part of an array, as the first part to come found it."""
-    if part is None or not part.array:
+    """Return what is in a source; where there is a key, as the first part with it found it."""
+    if not key:
         return origin.listing(wanted)
-    said = f"{part.array}\n{origin.url}\n{wanted!r}".encode()
-    key = hashlib.sha256(said).hexdigest()[:40]
-    return shared_listing(catalog.root / name / _FOLDER, key, lambda: origin.listing(wanted), clock)
+    return shared_listing(catalog.root / name / PARTS, key, lambda: origin.listing(wanted), clock)
+
+
+@contextmanager
+def removed_if_outdated(catalog: Catalog, name: str, key: str) -> Iterator[None]:
+    """Remove the listing of this key where a source is not as it says: a task that is requeued lists again."""
+    try:
+        yield
+    except SourceError as problem:
+        if key and not problem.may_pass:
+            _remove_listings(catalog.root / name / PARTS, {key}, "npz")
+        raise
+
+
+def _remove_listings(folder: Path, keys: Collection[str], kind: str) -> None:
+    for path in folder.glob(f"{LISTING}*.{kind}"):
+        if path.stem.removeprefix(LISTING) in keys:
+            path.unlink(missing_ok=True)
 
 
 def publish_part(
@@ -106,9 +128,10 @@ def publish_part(
     *,
     record: PackRecord,
     placed: Mapping[ShardId, Sequence[NodeName]],
+    listing: str = "",
 ) -> None:
     """Keep a part's index, marks and records in the catalog. The record comes last: with it the part is there."""
-    folder = catalog.root / name / _FOLDER
+    folder = catalog.root / name / PARTS
     stem = folder / f"{job.plan.digest}{part}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,6 +148,7 @@ def publish_part(
             parts=part.parts,
             version=version,
             placed={shard: tuple(nodes) for shard, nodes in placed.items()},
+            listing=listing,
         )
         facts = {"part": dataclasses.asdict(noted), "pack": dataclasses.asdict(record)}
         write_text(stem.with_suffix(".json"), f"{json.dumps(facts, sort_keys=True)}\n")
@@ -158,7 +182,7 @@ def merge_parts(catalog: Catalog, name: str) -> Merged:
         CatalogError: parts are missing, of different listings, or of different settings.
         IndexFormatError: a part's index is damaged.
     """
-    folder = catalog.root / name / _FOLDER
+    folder = catalog.root / name / PARTS
     found = _complete(folder, name)
     record = dataclasses.replace(found[0].pack, home=next((one.pack.home for one in found if one.pack.home), ""))
     indexes = [
@@ -171,14 +195,16 @@ def merge_parts(catalog: Catalog, name: str) -> Merged:
             version = catalog.publish(name, _joined(indexes, record, Path(work)), record)
             _join_marks(indexes, catalog.path(name, version), Path(work))
         if record.home:
-            _put_at_home(record, name, version, catalog.path(name, version))
+            shards = [entry.id for index in indexes for entry in index.shards]
+            _put_at_home(record, catalog, name, version, shards)
         placed = {
             ShardId(shard): tuple(map(NodeName, nodes))
             for one in found
             for shard, nodes in one.part.placed.items()
         }
-        for path in (*folder.glob(f"{record.plan}-*"), *folder.glob(f"{LISTING}*")):
+        for path in folder.glob(f"{record.plan}-*"):
             path.unlink(missing_ok=True)
+        _remove_listings(folder, {one.part.listing for one in found}, "*")  # not those of arrays that run now
     except OSError as problem:
         raise CatalogError(f"catalog {catalog.root}: {problem.strerror or problem}") from problem
     return Merged(version, record, placed, len(found))
@@ -190,7 +216,7 @@ def unmerged(catalog: Catalog) -> dict[str, set[ShardId]]:
     To be asked before versions are looked at, so that a merge meanwhile hides none. Raises IndexFormatError.
     """
     found: dict[str, set[ShardId]] = {}
-    for path in catalog.root.glob(f"*/{_FOLDER}/*.arrow"):
+    for path in catalog.unmerged():
         try:
             index = Index(path, Version(""))
         except FileNotFoundError:  # merged since
@@ -202,10 +228,14 @@ def unmerged(catalog: Catalog) -> dict[str, set[ShardId]]:
     return found
 
 
-def _put_at_home(record: PackRecord, name: str, version: Version, path: Path) -> None:
-    """Keep the index in the packed home; one that takes no more ends no merge."""
+def _put_at_home(
+    record: PackRecord, catalog: Catalog, name: str, version: Version, shards: Sequence[ShardId]
+) -> None:
+    """Keep the index in the packed home, and let its shards be read as the source is; no failure ends a merge."""
+    home = open_home(record.home, record.access)
     try:
-        open_home(record.home, record.access).put_index(name, version, path)
+        home.put_index(name, version, catalog.path(name, version))
+        readmit(home, catalog, name, shards)
     except HomeError as problem:
         log.warning("the packed home lacks the index of %s: %s", name, problem)
 

@@ -74,12 +74,12 @@ def evict(
 ) -> cache_pb2.EvictReply:
     """Drop shards; unless by force none that a job needs, nor, but for `last_copies`, the last one."""
     names = [block.checked_shard_id(shard) for shard in shards]
-    only = set[ShardId]()
+    safe = set[ShardId]()
     if not (force or last_copies):
         recovery.ask_members(again=True)
         wanted = demand(read_pins(store.root, clock.unix()))
         idle = [shard for shard in names if store.has(shard) and not wanted.needs(shard)]
-        only = {shard for shard in idle if not (recovery.at_member(shard) or recovery.is_kept(shard))}
+        safe = {shard for shard in idle if recovery.at_member(shard) or recovery.is_kept(shard)}
     # Now: a job may have begun to read while homes and sources were asked.
     wanted = demand(read_pins(store.root, clock.unix()))
     reply = cache_pb2.EvictReply()
@@ -92,7 +92,7 @@ def evict(
             said.bytes = store.path(shard).stat().st_size
             if not force and wanted.needs(shard):
                 said.outcome, said.problem = cache_pb2.EVICT_OUTCOME_NEEDED, "a running job needs it"
-            elif shard in only:
+            elif not (force or last_copies or shard in safe):
                 said.outcome = cache_pb2.EVICT_OUTCOME_ONLY
                 said.problem = "it is not known that it can be had again"
             elif not dry_run:

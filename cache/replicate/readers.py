@@ -11,8 +11,7 @@ import os
 import pwd
 import threading
 from collections import OrderedDict
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from deeplink.cache.errors import HomeError, ShardCorruptError
 from deeplink.cache.format import block
@@ -22,15 +21,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from deeplink.cache.replicate.shard_recovery import KnownShards, Published
-    from deeplink.cache.source.home import FolderHome
+    from deeplink.cache.source.home import FolderHome, HomeCopy
     from deeplink.core.clock import Clock
     from deeplink.core.types import ShardId
 
 log = logging.getLogger(__name__)
 
-_KEPT_S = 30.0
-"""Groups, and who may read a shard, are looked up again after so long."""
+_KEPT_S = 20.0
+"""Groups, who may read a shard, and copies at homes are looked up again after so long."""
 _MOST = 1 << 16
+_MOST_HOMES = 32
+"""Homes that are looked at at once."""
 
 
 def groups_of(user: int) -> frozenset[int]:
@@ -52,55 +53,103 @@ def may_read(published: Published, user: int, groups: frozenset[int]) -> bool:
         return False
 
 
+class _Look(NamedTuple):
+    """What a look at a copy has shown, which counts for twice `_KEPT_S`."""
+
+    at: float
+    identity: tuple[int, ...] = ()
+    is_right: bool = False
+    access: SourceAccess | None = None
+
+    def lets(self, user: int, groups: frozenset[int]) -> bool:
+        """Tell whether a user may read a copy of the right bytes."""
+        return self.is_right and self.access is not None and self.access.allows(user, groups)
+
+
+_NEVER = _Look(float("-inf"))
+
+
 class OpenCopies:
     """Finds copies in packed homes that a user may read. Safe to use from several threads.
 
-    Each is read whole once, in the background, before it counts: its name alone is no proof of its bytes.
+    Anyone may name a home, and it may never answer: it is looked at in the background, each home by a thread of
+    its own. A copy is read whole once before it counts: its name alone is no proof of its bytes.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._is_right: dict[tuple[int, ...], bool] = {}
-        self._waiting: OrderedDict[ShardId, FolderHome] = OrderedDict()
-        self._is_reading = False
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._looks: dict[tuple[str, ShardId, int], _Look] = {}
+        """By home, shard and its bytes as an index says."""
+        self._waiting: dict[str, OrderedDict[tuple[ShardId, int], None]] = {}
+        """What is still to be looked at in each home that has a thread."""
 
-    def may_read(self, shard: ShardId, homes: Iterable[FolderHome], user: int, groups: frozenset[int]) -> bool:
-        """Tell whether one of the homes has a copy that the file system lets a user read."""
-        for home in homes:
-            with suppress(HomeError), home.copy_of(shard) as copy:
-                if copy.access is None or not copy.access.allows(user, groups):
-                    continue
-                with self._lock:
-                    if self._is_right.get(copy.identity):
-                        return True
-                    if copy.identity not in self._is_right and len(self._waiting) < _MOST:
-                        self._waiting[shard] = home
-                        self._begin()
-        return False
+    def may_read(
+        self, shard: ShardId, homes: Iterable[tuple[FolderHome, int]], user: int, groups: frozenset[int]
+    ) -> bool | None:
+        """Tell whether one of the homes has a copy that the file system lets a user read; None: not known yet."""
+        now = self._clock.monotonic()
+        may: bool | None = False
+        with self._lock:
+            for home, size in homes:
+                look = self._looks.get((home.url, shard, size), _NEVER)
+                if now - look.at >= _KEPT_S:
+                    self._want(home, shard, size)
+                if now - look.at >= 2 * _KEPT_S:
+                    may = None
+                elif look.lets(user, groups):
+                    return True
+        return may
 
-    def _begin(self) -> None:
-        if not self._is_reading:
-            self._is_reading = True
-            threading.Thread(target=self._read, name="deeplink-copies", daemon=True).start()
+    def _want(self, home: FolderHome, shard: ShardId, size: int) -> None:
+        waiting = self._waiting.get(home.url)
+        if waiting is None and len(self._waiting) < _MOST_HOMES:
+            waiting = OrderedDict()
+            threading.Thread(target=self._run, args=(home, waiting), name="deeplink-copies", daemon=True).start()
+            self._waiting[home.url] = waiting
+        if waiting is not None and len(waiting) < _MOST:
+            waiting[shard, size] = None
 
-    def _read(self) -> None:
+    def _run(self, home: FolderHome, waiting: OrderedDict[tuple[ShardId, int], None]) -> None:
         while True:
             with self._lock:
-                if not self._waiting:
-                    self._is_reading = False
+                if not waiting:
+                    del self._waiting[home.url]
                     return
-                shard, home = self._waiting.popitem(last=False)
-            with suppress(HomeError), home.copy_of(shard) as copy:
-                try:
-                    block.verify_shard(copy.descriptor, shard)
-                    is_right = True
-                except (ShardCorruptError, OSError) as problem:
-                    log.warning("home %s: its copy of shard %s counts for nothing: %s", home.url, shard, problem)
-                    is_right = False
-                with self._lock:
-                    if len(self._is_right) > _MOST:
-                        self._is_right.clear()
-                    self._is_right[copy.identity] = is_right
+                (shard, size), _ = waiting.popitem(last=False)
+                before = self._looks.get((home.url, shard, size), _NEVER)
+            look = self._look(home, shard, size, before)
+            with self._lock:
+                if len(self._looks) > _MOST:
+                    self._looks.clear()
+                self._looks[home.url, shard, size] = look
+
+    def _look(self, home: FolderHome, shard: ShardId, size: int, before: _Look) -> _Look:
+        at = self._clock.monotonic()
+        try:
+            with home.copy_of(shard) as copy:
+                is_right = before.is_right
+                if copy.identity != before.identity:
+                    is_right = _is_right(copy, shard, size, home)
+                return _Look(at, copy.identity, is_right, copy.access)
+        except HomeError:
+            pass
+        except Exception:  # whatever it is, the thread goes on, or nothing of this home is looked at any more
+            log.exception("home %s: its copy of shard %s cannot be looked at", home.url, shard)
+        return _Look(at)
+
+
+def _is_right(copy: HomeCopy, shard: ShardId, size: int, home: FolderHome) -> bool:
+    found, problem = copy.facts.st_size, ""
+    if found != size:  # before it is read: it may be of any size
+        problem = f"it has {found:,} bytes instead of {size:,}"
+    else:
+        try:
+            block.verify_shard(copy.descriptor, shard)
+        except (ShardCorruptError, OSError) as damage:
+            problem = str(damage)
+    if problem:
+        log.warning("home %s: its copy of shard %s counts for nothing: %s", home.url, shard, problem)
+    return not problem
 
 
 class ShardReaders:
@@ -118,7 +167,7 @@ class ShardReaders:
         self._known, self._clock, self._groups = known, clock, groups
         self._trusted = {0, os.geteuid() if own is None else own}
         self._lock = threading.Lock()
-        self._copies = OpenCopies()
+        self._copies = OpenCopies(clock)
         self._verdicts: dict[tuple[ShardId, int], tuple[float, bool]] = {}
 
     def forbidden(self, shards: Sequence[ShardId], user: int) -> set[ShardId]:
@@ -134,12 +183,14 @@ class ShardReaders:
             new = {}
             for shard in unknown:
                 published = self._known.published(shard)
-                verdicts[shard] = bool(published) and (
-                    all(may_read(one, user, groups) for one in published)
-                    or self._copies.may_read(shard, self._known.homes(shard), user, groups)
-                )
-                if published:  # what is not known yet may be in a moment
-                    new[shard, user] = now, verdicts[shard]
+                may: bool | None = None
+                if published:
+                    may = all(may_read(one, user, groups) for one in published) or self._copies.may_read(
+                        shard, self._known.homes(shard), user, groups
+                    )
+                verdicts[shard] = bool(may)
+                if may is not None:  # what is not known yet may be in a moment
+                    new[shard, user] = now, may
             with self._lock:
                 if len(self._verdicts) > _MOST:
                     self._verdicts.clear()

@@ -151,8 +151,8 @@ class KnownShards:
     def __init__(self, catalog: Catalog | None, clock: Clock) -> None:
         self._catalog, self._clock = catalog, clock
         self._lock = threading.Lock()
-        self._places: dict[ShardId, list[tuple[str, Version, int]]] = {}
-        """Dataset, version and number in it, the newest version last."""
+        self._places: dict[ShardId, list[tuple[str, Version, int, int]]] = {}
+        """Dataset, version, number in it, and bytes as it says; the newest version last."""
         self._newest: dict[str, frozenset[ShardId]] = {}
         self._named: dict[ShardId, set[str]] = {}
         """The datasets that a shard is of, those that were removed since among them."""
@@ -169,7 +169,7 @@ class KnownShards:
                 self._look()
             places = self._places.get(shard, [])
             while places:
-                name, version, number = places[-1]
+                name, version, number, _ = places[-1]
                 try:
                     return WantedShard.of(self._index(name, version), number)
                 except DeepLinkError as problem:  # deleted since, or damaged: an older one may have it too
@@ -197,11 +197,13 @@ class KnownShards:
             gone = [self._published.get(name, _NOBODYS) for name in names if name not in self._newest]
             return here + [one for one in gone if one.publisher not in publishers]
 
-    def homes(self, shard: ShardId) -> list[FolderHome]:
-        """Return the packed homes of the versions that a shard is of, as far as they are folders."""
+    def homes(self, shard: ShardId) -> list[tuple[FolderHome, int]]:
+        """Return the packed homes that are folders of the versions that a shard is of, and its bytes there."""
         with self._lock:
-            versions = [(name, version) for name, version, _ in self._places.get(shard, [])]
-            return list({home.url: home for one in versions if (home := self._homes.get(one))}.values())
+            places = [
+                (self._homes.get((name, version)), size) for name, version, _, size in self._places.get(shard, [])
+            ]
+            return list({(home.url, size): (home, size) for home, size in places if home is not None}.values())
 
     def _index(self, name: str, version: Version) -> Index:
         index = self._open.get((name, version))
@@ -249,8 +251,9 @@ class KnownShards:
         for number, entry in enumerate(shards):
             self._named.setdefault(entry.id, set()).add(name)
             places = self._places.setdefault(entry.id, [])
-            if (name, version, number) not in places:
-                places.append((name, version, number))
+            place = (name, version, number, entry.bytes)
+            if place not in places:
+                places.append(place)
         if index.home.startswith("/"):
             self._homes[name, version] = FolderHome(index.home)
         self._read.add((name, version))

@@ -273,11 +273,19 @@ class FolderHome(PackedHome):
             if _is_admitted((self._root / _file_of(shard)).lstat(), own):
                 return True
             with self.copy_of(shard) as copy:
-                wanted = max([own, *others(copy.facts.st_uid, shard)], key=lambda one: one.mode)
+                theirs = others(copy.facts.st_uid, shard)
+                wanted = max([own, *theirs], key=lambda one: one.mode)
                 if copy.facts.st_uid == os.geteuid():
+                    if wanted.mode & ~copy.facts.st_mode or not _is_of_group(copy.facts, wanted):
+                        # A file of ours that is for fewer may have been put in its place.
+                        block.verify_shard(copy.descriptor, shard)
                     _admit(copy.descriptor, wanted)
-                elif wanted == own:
+                elif wanted is own and not any(
+                    one.mode == own.mode and _is_admitted(copy.facts, one) for one in theirs
+                ):  # what is for another group is not narrower
                     self._replace(shard, copy.descriptor)
+        except FileNotFoundError:  # nobody reads what is not there
+            return True
         except (HomeError, OSError, ShardCorruptError) as problem:
             log.info("home %s: shard %s stays readable by whom it was: %s", self.url, shard, problem)
             return False
@@ -306,13 +314,17 @@ class FolderHome(PackedHome):
 
 
 def _is_admitted(facts: os.stat_result, access: SourceAccess) -> bool:
-    return facts.st_mode & 0o777 == access.mode and not (access.is_for_group and facts.st_gid != access.group)
+    return facts.st_mode & 0o777 == access.mode and _is_of_group(facts, access)
+
+
+def _is_of_group(facts: os.stat_result, access: SourceAccess) -> bool:
+    return facts.st_gid == access.group or not access.is_for_group
 
 
 def _admit(descriptor: int, access: SourceAccess) -> None:
     """Let an open file of ours be read by the group, or by all, as the source is."""
     mode = access.mode
-    if access.is_for_group and os.fstat(descriptor).st_gid != access.group:
+    if not _is_of_group(os.fstat(descriptor), access):
         try:
             os.fchmod(descriptor, 0o600)  # not for a group that it is not meant for, meanwhile
             os.chown(descriptor, -1, access.group)

@@ -148,7 +148,10 @@ class _PartType(click.ParamType["Part"]):
             self.fail(f"{value!r} is not I/N such as 3/8", param, ctx)
         if not 1 <= int(number) <= int(parts) <= _MOST_PARTS:
             self.fail(f"{value!r}: parts are numbered from 1 to N, {_MOST_PARTS:,} at most", param, ctx)
-        return Part(int(number), int(parts), os.environ.get("SLURM_ARRAY_JOB_ID", ""))
+        array = os.environ.get("SLURM_ARRAY_JOB_ID", "")
+        if array:  # clusters that share a catalog number their jobs alike
+            array = f"{os.environ.get('SLURM_CLUSTER_NAME', '')}:{array}"
+        return Part(int(number), int(parts), array)
 
 
 source_options = grouped(

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 QUERY_S = 5.0  # Slurm's own clients wait 9 s for a dead controller; the page wants to know sooner
 SLOW_PERIOD_S = 60.0  # the switch tree and the cluster's name change with slurm.conf only
 MOST_INCIDENTS = 200
-MOST_FRESH = 200  # jobs heard of last: read whenever somebody wrote; older ones change seldom
+MOST_FRESH = 200  # jobs heard of last: read whenever somebody wrote, as are all that were heard within `HEARD_S`
+HEARD_S = 2 * SLOW_PERIOD_S  # whoever was heard before the others were last read is silent, or has ended
 MOST_WATCHED = 10_000
+MOST_READ = 200  # jobs whose reports are read at once; those that have waited the longest
 REPORTS_S = 900.0  # of a job's reports those of its last quarter of an hour tell its loss and its pace
 
 
@@ -174,24 +176,26 @@ class JournalReader:
         if self._journal is not None:
             self._journal.close()
         self._journal, self._revision = None, -1
+        self._reports, self._older, self._next_older = {}, (), 0.0  # another journal may be there by then
 
     def _read(self) -> JournalFacts:
         journal = self._opened()
         revision = journal.revision()
         if revision == self._revision:
             return self._facts
-        fresh = journal.jobs(limit=MOST_FRESH)
-        if len(fresh) == MOST_FRESH and self._clock.monotonic() >= self._next_older:
+        fresh = journal.jobs(limit=MOST_FRESH, since_unix=self._clock.unix() - HEARD_S)
+        if len(fresh) < MOST_FRESH:  # that is all of them
+            self._older, self._next_older = (), 0.0
+        elif self._clock.monotonic() >= self._next_older:
             self._older = journal.jobs(limit=MOST_WATCHED)
             self._next_older = self._clock.monotonic() + SLOW_PERIOD_S
         have = {record.job for record in fresh}
         facts = JournalFacts(
             jobs=(*fresh, *(record for record in self._older if record.job not in have)),
-            reports={record.job: self._of(journal, record) for record in fresh},
+            reports=self._of(journal, fresh),
             nodes=journal.nodes(),
             incidents=journal.incidents(limit=MOST_INCIDENTS),
         )
-        self._reports = {job: kept for job, kept in self._reports.items() if job in facts.reports}
         self._revision = revision
         return facts
 
@@ -206,14 +210,21 @@ class JournalReader:
             self._journal, self._file = Journal(self._path, read_only=True), file
         return self._journal
 
-    def _of(self, journal: Journal, record: JobRecord) -> tuple[ProgressPoint, ...]:
-        print_ = tuple((each.attempt, each.last_step, each.last_step_unix) for each in record.attempts)
-        known = self._reports.get(record.job)
-        if known is None or known[0] != print_:
-            last = max((each.last_step_unix for each in record.attempts), default=0.0)
-            known = (print_, journal.points(record.job, after_unix=last - REPORTS_S) if last else ())
-            self._reports[record.job] = known
-        return known[1]
+    def _of(self, journal: Journal, fresh: Sequence[JobRecord]) -> dict[int, tuple[ProgressPoint, ...]]:
+        prints = {
+            record.job: tuple((each.attempt, each.last_step, each.last_step_unix) for each in record.attempts)
+            for record in fresh
+        }
+        # In the order in which they were read: of more than can be read at once, each has its turn.
+        self._reports = {job: known for job, known in self._reports.items() if job in prints}
+        waiting = [job for job in prints if job not in self._reports]
+        waiting += [job for job, known in self._reports.items() if known[0] != prints[job]]
+        for job in waiting[:MOST_READ]:
+            last = max((unix for _, _, unix in prints[job]), default=0.0)
+            points = journal.points(job, after_unix=last - REPORTS_S) if last else ()
+            self._reports.pop(job, None)
+            self._reports[job] = (prints[job], points)
+        return {job: points for job, (_, points) in self._reports.items()}
 
 
 def count(source: FactSource, seconds: float) -> None:
@@ -226,7 +237,7 @@ def count(source: FactSource, seconds: float) -> None:
 
 
 class Collector:
-    """All sources of one console. `readings` and `refresh_slurm` may be called from two threads, each from one."""
+    """All sources of one console. `readings`, `refresh_slurm` and `refresh_datasets`: one thread for each."""
 
     def __init__(
         self, settings: ConsoleSettings, *, clock: Clock | None = None, slurm: Slurm | None = None

@@ -5,6 +5,7 @@ Pure. What heals by itself is told, with the command that shows how; what nobody
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from dataclasses import dataclass
 from enum import Enum
@@ -162,7 +163,7 @@ def _of_jobs(jobs: Iterable[JobView]) -> Iterator[Concern]:
                 mood=Mood.BAD,
                 title=f"job {job.label} is stranded",
                 evidence=job.detail or "its launcher has no node to go on with, and waits for the watchdog",
-                command=f"deeplink incidents --job {job.label}",
+                command=f"deeplink incidents --job {shlex.quote(job.label)}",  # it is its launcher's word
                 help="what happened, and what was tried",
                 place=place,
             )
@@ -173,7 +174,7 @@ def _of_jobs(jobs: Iterable[JobView]) -> Iterator[Concern]:
                 mood=Mood.WARN,
                 title=f"job {job.label} is recovering",
                 evidence=job.detail or "its launcher starts it again; nothing is to be done",
-                command=f"deeplink status {job.label} --watch",
+                command=f"deeplink status {shlex.quote(job.label)} --watch",
                 help="how it goes on",
                 place=place,
             )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.replicate.residency import UnknownHoldingError, held
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
     from deeplink.core.clock import Clock
     from deeplink.core.types import Version
+
+log = logging.getLogger(__name__)
 
 CATALOG_PERIOD_S = 60.0
 MOST_DATASETS = 500
@@ -82,7 +86,14 @@ class DatasetReader:
             except DeepLinkError:
                 newest = None
             for version in reversed(catalog.versions(name)[-MOST_VERSIONS:]):
-                yield self._view(catalog, name, version, newest=version == newest)
+                try:
+                    yield self._view(catalog, name, version, newest=version == newest)
+                except (DeepLinkError, OSError):
+                    raise
+                except Exception as problem:  # noqa: BLE001 - of one record: the others are shown
+                    log.warning(
+                        "dataset %s@%s is not shown: its record cannot be read (%r)", name, version, problem
+                    )
 
     def _view(self, catalog: Catalog, name: str, version: Version, *, newest: bool) -> DatasetView:
         record, key = catalog.record(name, version), f"{name}@{version}"
@@ -95,12 +106,23 @@ class DatasetReader:
             name=name,
             version=version,
             newest=newest,
-            files=record.files if record else None,
-            bytes=record.bytes if record else None,
-            shards=record.shards if record else None,
-            packed_unix=record.packed_unix if record else 0.0,
-            source=record.source if record else "",
-            home=record.home if record else "",
+            files=_number(record.files) if record else None,
+            bytes=_number(record.bytes) if record else None,
+            shards=_number(record.shards) if record else None,
+            packed_unix=(_number(record.packed_unix) if record else None) or 0.0,
+            source=_text(record.source) if record else "",
+            home=_text(record.home) if record else "",
             total=where.total if where else None,
-            nodes=tuple(sorted(where.bytes.items())) if where else None,
+            nodes=tuple(sorted((_text(node), size) for node, size in where.bytes.items())) if where else None,
         )
+
+
+# A record is JSON that anybody who may write to the catalog may have changed.
+
+
+def _number(value: Any) -> Any:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _text(value: object) -> str:
+    return value.encode(errors="replace").decode() if isinstance(value, str) else ""

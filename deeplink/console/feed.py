@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import math
 import secrets
 from collections import deque
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ SHELF = 32  # changes kept for browsers that lag or come back; at the default in
 MOST_CLIENTS = 128
 HEARTBEAT_S = 10.0
 PACKED_LEVEL = 5
+_DEEPEST = 32  # levels of what goes out; ours are fewer than ten
 TABLES = ("concerns", "switches", "nodes", "jobs", "incidents", "datasets", "sources")
 META = ("unix", "cluster", "interval_s", "headline", "jobs_known", "running")
 
@@ -67,8 +69,32 @@ def _fields(old: Document, new: Document) -> Document:
 
 
 def encode(value: object) -> bytes:
-    """Return strict JSON, compact (NaN is refused: no browser reads it)."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    r"""Return strict JSON, compact, whatever a source said: a number that JSON has not is null.
+
+    >>> encode({"loss": float("nan"), "name": "caf\udce9"})
+    b'{"loss":null,"name":"caf?"}'
+    """
+    try:
+        text = _dumped(value)
+    except (ValueError, RecursionError):
+        text = _dumped(_strict(value, _DEEPEST))
+    return text.encode(errors="replace")
+
+
+def _dumped(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _strict(value: Any, levels: int) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if not isinstance(value, (dict, list, tuple)):
+        return value
+    if not levels:
+        return None
+    if isinstance(value, dict):
+        return {key: _strict(each, levels - 1) for key, each in value.items()}
+    return [_strict(each, levels - 1) for each in value]
 
 
 def event(name: str, ident: str, data: bytes) -> bytes:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.recovery.records import Incident
 
 MOST_AGAIN = 8  # nodes that are named because they failed again and again
-MOST_FOUND = 2_000  # incidents that one question looks through, the newest
+MOST_FOUND = 2_000  # incidents that one question finds, the newest; a user and a text choose among these
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,14 @@ class JournalQueries:
         }
 
     def _found(self, journal: Journal, asked: Query) -> tuple[Incident, ...]:
+        job = int(asked.job) if _is_number(asked.job) else None
         return journal.incidents(
-            job=int(asked.job) if _is_number(asked.job) else None,
+            job=job,
             kind=asked.kind or None,
             node=asked.node or None,
             since_unix=asked.since,
-            only_open=asked.state == "open",
+            until_unix=asked.until,
+            outcome=asked.state if job is None else "",  # one that hit several may have ended for this job alone
             limit=MOST_FOUND,
         )
 
@@ -88,9 +90,7 @@ def _is_number(text: str) -> bool:
 
 
 def _fits(each: Incident, asked: Query) -> bool:
-    if asked.until and each.began_unix > asked.until:
-        return False
-    if asked.state not in {"", "open"} and each.outcome.value != asked.state:
+    if asked.state not in {"", each.outcome.value}:
         return False
     if asked.job and not _is_number(asked.job) and each.job != asked.job:
         return False

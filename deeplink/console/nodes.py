@@ -83,6 +83,10 @@ class NodeView:
     remedy: str  # empty also where somebody else took it out of service
 
 
+_NAME = re.compile(r"\w[\w.-]{0,254}", re.ASCII)
+"""Of a node; a user's own launcher may say anything, and names go into commands to copy."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeRole:
     """Role of a node in a job: the ranks it carries (none: a spare, or a job that does not say)."""
@@ -132,7 +136,8 @@ def node_views(
     leaf_of = _leaves(readings)
     known = {switch.name for switch in switches}
     views = []
-    for order, name in enumerate(sorted({*rows, *agents, *seats}, key=natural)):
+    named = filter(_NAME.fullmatch, {*rows, *agents, *seats})
+    for order, name in enumerate(sorted(named, key=natural)):
         leaf = leaf_of.get(name, OUTSIDE)
         switch = leaf if leaf in known else OUTSIDE
         agent = agents.get(name)

@@ -1,4 +1,4 @@
-"""The running console: two threads that collect, and one event loop that serves and ends within a second."""
+"""The running console: three threads that collect, and one event loop that serves and ends within a second."""
 
 from __future__ import annotations
 

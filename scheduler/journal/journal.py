@@ -8,6 +8,7 @@ of readers.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import threading
@@ -253,13 +254,13 @@ class Journal:
 
     # Reading.
 
-    def jobs(self, *, limit: int = 1_000) -> tuple[JobRecord, ...]:
-        """Return the jobs heard of last, the newest first, with all their attempts."""
-        return _jobs(self._rows(schema.JOBS, {"limit": limit, "job": None}))
+    def jobs(self, *, limit: int = 1_000, since_unix: float = math.inf) -> tuple[JobRecord, ...]:
+        """Return the jobs heard of last, and all heard since then, the newest first, with all their attempts."""
+        return _jobs(self._rows(schema.JOBS, {"limit": limit, "job": None, "since": since_unix}))
 
     def job(self, job: int) -> JobRecord | None:
         """Return one job, or None if it is not on record."""
-        found = _jobs(self._rows(schema.JOBS, {"limit": 1, "job": job}))
+        found = _jobs(self._rows(schema.JOBS, {"limit": 1, "job": job, "since": math.inf}))
         return found[0] if found else None
 
     def excluded(self, job: int) -> dict[NodeName, float]:
@@ -284,12 +285,15 @@ class Journal:
         kind: str | None = None,
         node: str | None = None,
         since_unix: float = 0.0,
+        until_unix: float = 0.0,
+        outcome: str = "",
         only_open: bool = False,
         limit: int = 1_000,
     ) -> tuple[Incident, ...]:
-        """Return incidents, the newest first: of this job, kind and node, begun since, as far as that is asked."""
+        """Return incidents, the newest first: of this job, kind, node, time and end, as far as that is asked."""
         # Asked for a job's, one that hit several is returned as that job knows it: with its attempt and outcome.
-        wanted = {"job": job, "kind": kind, "node": node, "since": since_unix, "open": only_open}
+        wanted = {"job": job, "kind": kind, "node": node, "since": since_unix, "until": until_unix}
+        wanted |= {"open": only_open, "outcome": outcome}
         hits = self._has_table("hits")
         found = _all(Incident, self._rows(schema.incidents(hits=hits, **wanted), {**wanted, "limit": limit}))
         theirs = self._rows(schema.HITS_OF_JOB, (job,)) if hits and job is not None else []

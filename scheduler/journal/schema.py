@@ -316,7 +316,8 @@ JOBS = """
 SELECT jobs.*, attempts.* FROM attempts JOIN jobs USING (job)
 WHERE attempts.job IN (
   SELECT job FROM attempts WHERE :job IS NULL OR job = :job
-  GROUP BY job ORDER BY max(beat_unix) DESC, job DESC LIMIT :limit)
+  GROUP BY job ORDER BY max(beat_unix) DESC, job DESC
+  LIMIT max(:limit, (SELECT count(DISTINCT job) FROM attempts WHERE beat_unix >= :since)))
 ORDER BY max(beat_unix) OVER (PARTITION BY attempts.job) DESC, attempts.job DESC, restart, relaunch
 """
 _BEYOND = """
@@ -386,6 +387,8 @@ def incidents(*, hits: bool, **asked: object) -> str:
         "node": f"(node = :node{also.format('node')})",
         "kind": "kind = :kind",
         "since": "began_unix >= :since",
+        "until": "began_unix <= :until",
+        "outcome": "outcome = :outcome",
         "open": "outcome = 'open'",
     }
     wanted = [condition for name, condition in conditions.items() if asked.get(name)]

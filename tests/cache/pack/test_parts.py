@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.errors import CatalogError, IndexFormatError, SourceError
+from deeplink.cache.errors import CatalogError, IndexFormatError, SourceChangedError, SourceError
 from deeplink.cache.pack.parts import Part, merge_parts
 from deeplink.cache.pack.plan import marks_of
 from deeplink.cache.pack.shared_listing import _read, shared_listing
@@ -39,6 +39,10 @@ def in_parts(source: Path, config: Config, parts: int, array: str = "", **option
         result = pack(str(source), "it", config=there, part=Part(number, parts, array), **options)  # type: ignore[arg-type]
         assert result.version == ""
         assert result.read_files == result.files
+
+
+def _ends(_: object) -> None:
+    raise SourceError("x", "it does not answer", may_pass=True)
 
 
 @pytest.mark.parametrize("array", ["", "17"])
@@ -80,6 +84,18 @@ def test_a_home_that_takes_no_more_ends_no_merge(
     merged = merge_parts(Catalog(config.catalog), "it")
     assert Catalog(config.catalog).latest("it") == merged.version
     assert "the packed home lacks the index of it" in caplog.text
+
+
+def test_a_merge_lets_the_shards_at_home_be_read_as_the_source_is(
+    source: Path, config: Config, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    in_parts(source, config, 2, home=str(home))
+    modes = {path: path.stat().st_mode for path in home.glob("*.mdb")}
+    for path in modes:  # as another user's private copy left them since
+        path.chmod(0o400)
+    merge_parts(Catalog(config.catalog), "it")
+    assert {path: path.stat().st_mode for path in modes} == modes
 
 
 def test_what_is_missing_or_does_not_fit_is_said(source: Path, config: Config) -> None:
@@ -132,6 +148,29 @@ def test_an_array_lists_its_source_once_and_what_else_is_packed_lists_it_again(
     pack(str(source), "it", config=config, part=Part(1, 1, "18"))
     pack(str(source), "it", config=config, part=Part(1, 1))
     assert len(listed) == 4
+
+
+def test_a_task_that_found_the_source_changed_lists_it_again_when_it_is_requeued(
+    source: Path, config: Config, files: dict[str, bytes]
+) -> None:
+    pack(str(source), "it", config=config, part=Part(1, 2, "17"))
+    (source / max(files)).write_bytes(b"more than before" * 1000)
+    with pytest.raises(SourceChangedError):
+        pack(str(source), "it", config=config, part=Part(2, 2, "17"))
+    for number in (2, 1):
+        pack(str(source), "it", config=config, part=Part(number, 2, "17"))
+    with pytest.raises(CatalogError, match="are of 2 packings"):
+        merge_parts(Catalog(config.catalog), "it")
+
+
+def test_a_merge_leaves_the_listing_of_an_array_that_runs(source: Path, config: Config) -> None:
+    in_parts(source, config, 2, "17")
+    listings = set((config.catalog / "it" / ".parts").glob("listing-*.npz"))
+    with pytest.raises(SourceError):  # it has listed, and is still to make its part
+        pack(str(source), "it", config=config, part=Part(1, 1, "18"), progress=_ends)
+    (left,) = set((config.catalog / "it" / ".parts").glob("listing-*.npz")) - listings
+    merge_parts(Catalog(config.catalog), "it")
+    assert [path.name for path in (config.catalog / "it" / ".parts").glob("*.npz")] == [left.name]
 
 
 @pytest.mark.parametrize("how", ["damaged", "another user's", "for all to write to", "linked"])

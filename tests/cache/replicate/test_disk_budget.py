@@ -166,6 +166,18 @@ def test_what_is_pinned_while_others_are_asked_is_not_evicted_not_even_the_last_
     assert store.ids() == SHARDS[:1]
 
 
+def test_the_last_copy_of_what_a_job_needed_until_just_now_is_not_evicted(store: Store) -> None:
+    recovery, pin = Kept(SHARDS[1:]), store.root / ".pins" / "job.json"
+    pin.parent.mkdir()
+    said = {"version": "v", "ttl_s": 100, "needed": 2, "shards": SHARDS[:2], "process": [0, 0, ""]}
+    pin.write_text(json.dumps(said))
+    recovery.looking = pin.unlink
+    asked = cast("ReplicaLookup", recovery)
+    reply = evict(store, SHARDS[:3], asked, SystemClock(), force=False, dry_run=False)
+    only, gone = cache_pb2.EVICT_OUTCOME_ONLY, cache_pb2.EVICT_OUTCOME_GONE
+    assert [shard.outcome for shard in reply.shards] == [only, only, gone]  # of the first two nobody was asked
+
+
 def test_a_pin_that_cannot_be_read_keeps_all_shards_for_a_time_but_not_from_force(store: Store) -> None:
     room = room_of(store, 5_000, Kept(SHARDS))
     pin = store.root / ".pins" / "job.json"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,11 +16,12 @@ from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
 from deeplink.cache.replicate.readers import ShardReaders, groups_of
 from deeplink.cache.replicate.shard_recovery import KnownShards
+from deeplink.cache.source.home import FolderHome, HomeCopy
 from deeplink.core.clock import ManualClock
 from deeplink.core.types import ShardId
 from deeplink.rpc.listeners import ListenError
 from tests.cache.agents import write_tree
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +32,8 @@ if TYPE_CHECKING:
 
 MEMBER, OTHER = 54_321, 54_322
 """Users that no machine of ours has."""
-_AGAIN_S = 61.0
+_AGAIN_S, _SOON_S = 61.0, 21.0
+"""After the longer one nothing counts any more; after the shorter one it is looked at again."""
 
 
 @pytest.fixture
@@ -51,21 +55,25 @@ class Asked:
             known, self.clock, own=1, groups=lambda user: groups.get(user, frozenset[int]())
         )
 
-    def may(self, name: str, version: str = "", *, some: bool = False) -> set[int]:
+    def may(self, name: str, version: str = "", *, some: bool = False, after_s: float = _AGAIN_S) -> set[int]:
         """Return who of publisher, member of the group and other user may read all; time has passed before.
 
         `some`: that there are shards which one may read and others which one may not is fine.
         """
-        self.clock.now += _AGAIN_S
-        index = Catalog(self._config.catalog).open(name, version or None)
-        shards = [entry.id for entry in index.shards]
+        self.clock.now += after_s
+        shards = len(Catalog(self._config.catalog).open(name, version or None).shards)
         found = set()
         for user in (os.geteuid(), MEMBER, OTHER):
-            forbidden = self._readers.forbidden(shards, user)
-            assert forbidden in (set(), set(shards)) or some
+            forbidden = self.forbidden(name, user, version)
+            assert len(forbidden) in {0, shards} or some
             if not forbidden:
                 found.add(user)
         return found
+
+    def forbidden(self, name: str, user: int, version: str = "") -> set[ShardId]:
+        """Return which of a dataset's shards a user may not read at this moment."""
+        index = Catalog(self._config.catalog).open(name, version or None)
+        return self._readers.forbidden([entry.id for entry in index.shards], user)
 
 
 ALL = {os.geteuid(), MEMBER, OTHER}
@@ -109,11 +117,12 @@ def test_a_private_copy_takes_nothing_from_those_who_may_read_a_file_at_home_wit
     private = write_tree(source.with_name("private"), files)
     private.chmod(0o700)
     pack(str(private), "private", config=config)
-    until(lambda: asked.may("digits", some=True) == ALL)  # once the copies were read
+    until(lambda: asked.may("digits", some=True, after_s=0) == ALL)  # once the copies were read
     home.chmod(0o700)
     assert asked.may("digits") == {os.geteuid()}
+    until(lambda: asked.may("digits", after_s=_SOON_S) == {os.geteuid()})
     home.chmod(0o755)
-    until(lambda: asked.may("digits", some=True) == ALL)
+    until(lambda: asked.may("digits", some=True, after_s=_SOON_S) == ALL)
     for shard in home.glob("*.mdb"):
         shard.chmod(0o600)
     assert asked.may("digits") == {os.geteuid()}
@@ -136,11 +145,68 @@ def test_a_file_of_other_bytes_in_a_home_opens_nothing(
         assert shard.stat().st_mode & 0o777 == 0o644
         shard.write_bytes(bytes(shard.stat().st_size))
     assert asked.may("copy") == {os.geteuid()}
-    until(lambda: asked.may("copy") == {os.geteuid()} and "counts for nothing" in caplog.text)
-    for _ in range(3):
-        assert asked.may("copy") == {os.geteuid()}
     shards = len(list(home.glob("*.mdb")))
-    assert caplog.text.count("counts for nothing") == shards  # each was read once
+    for _ in range(4):
+        until(
+            lambda: asked.may("copy") == {os.geteuid()} and caplog.text.count("counts for nothing") == shards
+        )  # each was read once
+
+
+@pytest.fixture
+def opened_by_copies(open_source_folder: Path, config: Config, files: dict[str, bytes], tmp_path: Path) -> Path:
+    """The home of the dataset `copy`, whose shards only the files there open: `secret` has them, too."""
+    open_source_folder.chmod(0o700)
+    pack(str(open_source_folder), "secret", config=config)
+    copy = write_tree(open_source_folder.with_name("copy"), files)
+    pack(str(copy), "copy", config=config, home=str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_a_proof_of_one_shard_is_none_of_another(
+    opened_by_copies: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HomeCopy, "identity", (1,))  # renamed within one tick of the file system's clock
+    asked, other = Asked(config, -1), max(opened_by_copies.glob("*.mdb"))
+    other.write_bytes(bytes(other.stat().st_size))
+    for _ in range(3):
+        until(lambda: len(asked.forbidden("copy", OTHER)) == 1)
+        assert asked.forbidden("copy", OTHER) == {other.stem}
+
+
+def test_a_copy_of_another_size_is_not_read(
+    opened_by_copies: Path, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, large = Asked(config, -1), min(opened_by_copies.glob("*.mdb"))
+    os.truncate(large, 1 << 42)
+    until(lambda: asked.forbidden("copy", OTHER) == {large.stem})
+    assert "it has 4,398,046,511,104 bytes instead of" in caplog.text
+
+
+def test_a_home_that_does_not_answer_holds_up_neither_requests_nor_other_homes(
+    opened_by_copies: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, answers = opened_by_copies.with_name("dead"), threading.Event()
+    pack(str(opened_by_copies.with_name("copy")), "theirs", config=config, home=str(dead))
+    copy_of = FolderHome.copy_of
+
+    @contextmanager
+    def stuck(self: FolderHome, shard: ShardId) -> Iterator[HomeCopy]:
+        if self.url == str(dead):
+            assert answers.wait(LIMIT_S)
+            raise ValueError("what nobody foresaw")
+        with copy_of(self, shard) as copy:
+            yield copy
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderHome, "copy_of", stuck)
+        asked = Asked(config, -1)
+        until(lambda: not asked.forbidden("copy", OTHER))
+        assert not answers.is_set()
+        for shard in opened_by_copies.glob("*.mdb"):
+            shard.unlink()
+        until(lambda: asked.may("copy") == {os.geteuid()})
+    answers.set()
+    until(lambda: asked.may("copy", some=True, after_s=_SOON_S) == ALL)
 
 
 def test_what_nobody_recorded_is_for_its_publisher_alone(

@@ -16,6 +16,7 @@ import pytest
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import HomeError
 from deeplink.cache.format.access import SourceAccess
+from deeplink.cache.pack.parts import Part
 from deeplink.cache.packer import pack
 from deeplink.cache.source.home import home_beside, make_home_beside, open_home
 from deeplink.cache.source.opening import open_source
@@ -195,6 +196,57 @@ def test_what_another_user_put_there_is_replaced_by_whom_may_and_nothing_else_is
         pack(str(source), "digits", config=config, home=str(home))
         assert secret.stat().st_mode & 0o777 == 0o600
         assert secret.read_bytes() == b"x" * len(good)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as other users")
+@pytest.mark.parametrize("kept_in", ["an older version", "a part", "another group's version"])
+def test_a_private_copy_takes_no_readers_from_another_users_file(
+    source: Path, config: Config, files: dict[str, bytes], tmp_path: Path, kept_in: str
+) -> None:
+    for folder in (source, *source.parents):
+        folder.chmod(folder.stat().st_mode | 0o011)
+    home, private = tmp_path / "home", write_tree(tmp_path / "private", files)
+    source.chmod(0o755)
+    mode = 0o644
+    if kept_in == "a part":
+        pack(str(source), "theirs", config=config, home=str(home), part=Part(1, 1))
+    else:
+        if kept_in == "another group's version":
+            os.chown(source, -1, 54_321)
+            source.chmod(0o750)
+            private.chmod(0o750)
+            mode = 0o640
+        pack(str(source), "theirs", config=config, home=str(home))
+        if kept_in == "an older version":
+            write_tree(source, dict.fromkeys(files, b"other bytes"))
+            pack(str(source), "theirs", config=config)
+    shards = dict.fromkeys(home.glob("*.mdb"), (54_321, mode))
+    for path in (*shards, *config.catalog.rglob("*.arrow")):
+        os.chown(path, 54_321, -1)
+    if mode == 0o644:
+        private.chmod(0o700)
+    pack(str(private), "private", config=config, home=str(home))
+    assert {path: (path.stat().st_uid, path.stat().st_mode & 0o777) for path in shards} == shards
+
+
+def test_a_file_of_ours_with_other_bytes_is_not_opened_to_others(
+    source: Path, config: Config, tmp_path: Path
+) -> None:
+    for folder in (source, *source.parents):
+        folder.chmod(folder.stat().st_mode | 0o011)
+    source.chmod(0o755)
+    home, private = tmp_path / "home", tmp_path / "private"
+    pack(str(source), "digits", config=config, home=str(home))
+    first, *others = sorted(home.glob("*.mdb"))
+    for other in others:
+        other.chmod(0o600)
+    private.write_bytes(b"x" * first.stat().st_size)
+    private.chmod(0o600)
+    private.replace(first)  # whoever may write to the folder may do that with a file of the same size
+    pack(str(source), "digits", config=config, home=str(home))
+    assert {path: path.stat().st_mode & 0o777 for path in (first, *others)} == {first: 0o600} | dict.fromkeys(
+        others, 0o644
+    )
 
 
 def test_the_home_beside_a_catalog_is_for_those_who_write_to_the_catalog(tmp_path: Path) -> None:

@@ -456,3 +456,13 @@ def test_parts_are_packed_one_by_one_and_merged(deeplink: Deeplink, source: Path
     for wrong in ("0/3", "4/3", "1", "a/b"):
         assert deeplink("pack", str(source), "digits", "--part", wrong).code == 2
     assert deeplink("pack", str(source), "digits", "--part", "1/2", "--append").code == 2
+
+
+def test_arrays_of_two_clusters_with_the_same_number_list_apart(
+    deeplink: Deeplink, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "17")
+    for cluster, listings in (("one", 1), ("two", 2), ("one", 2)):
+        monkeypatch.setenv("SLURM_CLUSTER_NAME", cluster)
+        assert deeplink("pack", str(source), "digits", "--part", "1/2").code == 0
+        assert len(list(tmp_path.rglob("listing-*.npz"))) == listings

@@ -10,18 +10,23 @@ import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 from typing_extensions import override
 
 from deeplink.console import app as apps
+from deeplink.console import feed as feeds
+from deeplink.console import journal_queries as queries
 from deeplink.console.collect import Collector, ConsoleSettings
+from deeplink.console.journal_queries import JournalQueries
+from deeplink.console.query import Query
 from deeplink.console.request_guard import Access
 from deeplink.console.serve import listen, parse_address, run
 from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.listeners import ListenError, PortBusyError
 from deeplink.scheduler.journal.journal import Journal
-from deeplink.scheduler.recovery.records import Incident
+from deeplink.scheduler.recovery.records import Incident, IncidentOutcome
 from deeplink.scheduler.slurm.client import Slurm
 from tests.deeplink.console.conftest import RecordedSlurm, apply
 from tests.waiting import LIMIT_S, until
@@ -102,6 +107,26 @@ def test_a_list_is_filtered_sorted_and_paged_by_the_console(
     assert len(served.json("/api/v1/incidents?node=n5&kind=node-dead&job=12")["incidents"]) == 1
     assert served.json("/api/v1/incidents?since=9e11")["found"] == 0
     assert served.json("/api/v1/search?text=DIGITS")["hits"][0]["place"] == "jobs/17"
+
+
+def test_incidents_of_long_ago_are_found_behind_more_than_one_question_finds(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "MOST_FOUND", 3)
+    for number in range(1, 11):
+        outcome = IncidentOutcome.FAILED if number == 2 else IncidentOutcome.OPEN
+        began = Incident(id=f"x-{number}", kind="odd", began_unix=number, detected_unix=number, outcome=outcome)
+        journal.record_incident(began)
+    asked = JournalQueries(journal.path)
+    found = {
+        question: [
+            each["number"] for each in asked.incidents(Query.of(dict(parse_qsl(question))), {})["incidents"]
+        ]
+        for question in ("until=3", "state=failed", "state=open&until=4&since=2", "text=odd")
+    }
+    assert found == {
+        "until=3": [3, 2, 1], "state=failed": [2], "state=open&until=4&since=2": [4, 3], "text=odd": [10, 9, 8]
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("asked", ["jobs?sort=beauty", "jobs?page=x", "incidents?since=nan", "search?colour=red"])
@@ -298,16 +323,29 @@ def test_too_many_pages_are_told_so(
         assert headers["retry-after"]
 
 
-def test_a_page_that_cannot_be_published_ends_the_console(journal: Journal) -> None:
+def test_a_page_that_cannot_be_published_ends_the_console(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a page that cannot be published")
+
+    monkeypatch.setattr(feeds, "change", broken)
+    with pytest.raises(RuntimeError, match="cannot be published"):
+        run(collector, "127.0.0.1:0", Access(), lambda url: None)
+
+
+def test_no_text_of_slurms_however_odd_ends_the_console(
+    journal: Journal, serve: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
     class Odd(RecordedSlurm):
         @override
         def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 20.0) -> str:
             said = super().__call__(argv, timeout_s=timeout_s)
             return said.replace("recorded", "caf\udce9") if argv[-1] == "config" else said
 
-    collector = Collector(ConsoleSettings(journal=journal.path, interval_s=0.2), slurm=Slurm(Odd()))
-    with pytest.raises(UnicodeEncodeError):
-        run(collector, "127.0.0.1:0", Access(), lambda url: None)
+    odd = Collector(ConsoleSettings(journal=journal.path, interval_s=0.2), slurm=Slurm(Odd()))
+    served = serve(odd)
+    eventually(lambda: served.json("/api/v1/snapshot")["cluster"] == "caf?")
 
 
 @pytest.mark.slow  # asks promtool, which only the whole test run installs

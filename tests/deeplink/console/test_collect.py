@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from deeplink.console.collect import SLOW_PERIOD_S, Collector, ConsoleSettings, bounded_run
+from deeplink.console.collect import HEARD_S, MOST_FRESH, SLOW_PERIOD_S, Collector, ConsoleSettings, bounded_run
+from deeplink.console.snapshot import build
 from deeplink.console.sources import SourceState
 from deeplink.core.clock import ManualClock
+from deeplink.core.types import Attempt
 from deeplink.scheduler.journal.journal import Journal
-from deeplink.scheduler.recovery.records import Incident
+from deeplink.scheduler.recovery.records import Beat, Incident, Phase, ProgressPoint
 from deeplink.scheduler.slurm.client import Slurm
 
 
@@ -109,3 +111,37 @@ def test_a_file_that_is_no_journal_is_said(tmp_path: Path) -> None:
     source = journal_source(Collector(ConsoleSettings(journal=path, slurm=False)))
     assert source.state is SourceState.FAILING
     assert source.remedy
+
+
+def test_of_more_jobs_than_are_read_each_time_all_that_beat_are_running(tmp_path: Path) -> None:
+    clock = ManualClock()
+    collector = Collector(ConsoleSettings(journal=tmp_path / "watch.sqlite", slurm=False), clock=clock)
+    beating, jobs = range(1, MOST_FRESH + 51), {}
+    with Journal(tmp_path / "watch.sqlite") as journal:
+        for second in range(0, 90, 10):
+            for job in beating:
+                attempt = Attempt(job, 0, 0)
+                step = ProgressPoint(attempt=attempt, step=second, unix=clock.unix(), metrics={"loss": 1.0})
+                phase = Phase.SUCCEEDED if job == 7 and second >= 30 else Phase.RUNNING
+                if second == 0 or job != 9:
+                    beat = Beat(attempt=attempt, phase=phase, progress=(step,))
+                    journal.record_beat(beat, clock.unix() + job / 1e3)
+            jobs = {job.id: job for job in build(collector.readings()).jobs}
+            clock.sleep(10.0)
+            wrong = [(job, jobs[job].word) for job in beating if job not in {7, 9} and jobs[job].word != "running"]
+            assert not wrong, f"after {second} s"
+    assert (jobs[7].word, jobs[9].word) == ("succeeded", "unknown")
+    assert all(jobs[job].loss for job in beating), "each has had its turn"
+
+
+def test_jobs_of_a_journal_that_was_replaced_are_gone(tmp_path: Path) -> None:
+    path, clock = tmp_path / "watch.sqlite", ManualClock()
+    collector = Collector(ConsoleSettings(journal=path, slurm=False), clock=clock)
+    for name, jobs in (("first", range(1, 2 * MOST_FRESH)), ("second", range(1_000, 1_000 + MOST_FRESH))):
+        with Journal(tmp_path / name) as journal:
+            for job in jobs:
+                beat = Beat(attempt=Attempt(job, 0, 0), phase=Phase.SUCCEEDED)
+                journal.record_beat(beat, clock.unix() - 2 * HEARD_S)
+        os.replace(tmp_path / name, path)  # noqa: PTH105 - over a file that is there
+        assert sorted(record.job for record in collector.readings().journal.jobs) == list(jobs)
+        clock.sleep(1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from deeplink.cache.replicate import residency
 from deeplink.console.collect import Collector, ConsoleSettings, JournalFacts, Readings
 from deeplink.console.concerns import ConcernKind, concerns
+from deeplink.console.feed import Feed
 from deeplink.console.jobs import MOST_JOBS, Mood
 from deeplink.console.journal_queries import JournalQueries
 from deeplink.console.nodes import NodeView, ShownHealth, slurm_health
@@ -325,6 +327,20 @@ def test_what_needs_a_hand_comes_in_order_with_the_command_that_helps(
     assert [each.command for each in shown(collector).concerns][:1] == ["scontrol ping"]
 
 
+@pytest.mark.parametrize("word", ["12; touch /x", "$(touch /x)", "`x`", "a'b", "-rf /", "n[1;2]", "a b[", "n1,"])
+def test_what_a_launcher_says_of_itself_is_one_word_of_a_command_to_copy(word: str, journal: Journal) -> None:
+    for phase in (Phase.STRANDED, Phase.RECOVERING):
+        attempt = Attempt(11 + (phase is Phase.STRANDED), 0, 0)
+        nodes = (NodeName(word), NodeName("n9" * 9_999), NodeName("n1"))
+        beat = Beat(attempt=attempt, phase=phase, job_label=word, nodes=nodes)
+        journal.record_beat(beat, time.time())
+    found = shown(Collector(ConsoleSettings(journal=journal.path, slurm=False))).concerns
+    said = [shlex.split(each.command) for each in found if each.command]
+    assert ["deeplink", "incidents", "--job", word] in said
+    assert ["deeplink", "status", word, "--watch"] in said
+    assert ["scontrol", "show", "node", "n1"] in said, "what cannot be a node is none"
+
+
 def test_of_many_alike_twenty_are_listed_and_the_others_counted(journal: Journal, collector: Collector) -> None:
     worn = Finding(check="disk", severity=Severity.WARNING, text="full", since_unix=1.0)
     for number in range(30):
@@ -366,6 +382,29 @@ def test_datasets_say_how_large_they_are_and_where_they_were_found(tmp_path: Pat
     found = {each.version[0]: each for each in build(collector.readings()).datasets}
     assert (found["b"].newest, found["b"].nodes, found["b"].total) == (True, (("n2", 45),), 90)
     assert (found["a"].newest, found["a"].files, found["a"].nodes) == (False, 9, None), "nobody has looked"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        '"files": NaN, "bytes": Infinity', '"files": [1], "bytes": {}', '"home": [[1]]', '"source": "\\ud800"',
+        '"files": 1' + "0" * 400, '"files": ' + "[" * 900 + "]" * 900, '"files": ' + "[" * 9_999 + "]" * 9_999,
+    ],
+)  # fmt: skip
+def test_no_record_of_a_dataset_however_odd_ends_the_console(record: str, tmp_path: Path) -> None:
+    rest = {"source": "/d", "plan": "p", "files": 9, "bytes": 90, "shards": 1, "packed_unix": 1.0}
+    for name, text in (("odd", f"{json.dumps(rest)[:-1]}, {record}}}"), ("well", json.dumps(rest))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{'a' * 40}.arrow").touch()
+        (tmp_path / name / "latest").write_text("a" * 40)
+        (tmp_path / name / f"{'a' * 40}.json").write_text(text)
+    collector = Collector(ConsoleSettings(journal=tmp_path / "none", slurm=False, catalog=tmp_path))
+    feed = Feed(build(collector.readings()).document())
+    collector.refresh_datasets()
+    feed.publish(build(collector.readings()).document())
+    told = json.loads(feed.latest.body)["datasets"]
+    assert told[f"well@{'a' * 40}"]["files"] == 9
+    assert told.get(f"odd@{'a' * 40}", {"shards": 1})["shards"] == 1
 
 
 def test_a_name_is_found_whatever_is_in_it_and_leads_to_its_place(collector: Collector, slurm: Any) -> None:

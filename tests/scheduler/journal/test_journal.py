@@ -265,6 +265,9 @@ def test_incidents_are_chosen_by_kind_node_and_time(journal: Journal) -> None:
     assert [hit.number for hit in journal.incidents(kind="node-dead")] == [2, 1]
     assert [hit.number for hit in journal.incidents(node="n1")] == [3, 1]
     assert [hit.number for hit in journal.incidents(since_unix=50.0)] == [2]
+    assert [hit.number for hit in journal.incidents(until_unix=50.0)] == [3, 1]
+    assert [hit.number for hit in journal.incidents(outcome="open", limit=1)] == [3]
+    assert journal.incidents(outcome="recovered") == ()
 
 
 def test_an_action_is_begun_once_and_ended_once(journal: Journal) -> None:
