@@ -178,7 +178,7 @@ def _is_lost(node: NodeName, seen: AttemptEvidence, policy: RelaunchPolicy, *, t
         NodeWitness.AGENT: one.deaf_s >= policy.silence_s or away,
         NodeWitness.MACHINE: away and not together,  # of most nodes it is our own wire that says both
         NodeWitness.RANKS: bool(seen.hung) and not together,
-        NodeWitness.SLURM: node in seen.taken and away,
+        NodeWitness.SLURM: node in seen.taken,
     }
     if is_proved([witness for witness, speaks in said.items() if speaks]):
         return True

@@ -62,9 +62,10 @@ def test_a_rank_finds_what_srun_itself_gives_one_in_the_first_attempt_and_in_the
         folder=folder,
     )
     first = [found(job, f"{job.id}.0.0", number) for number in range(4)]
+    left = [folder / f"left.{job.id}.0.0.{number}" for number in range(4)]
+    until(lambda: all(one.exists() for one in left), LIMIT_S, job.told)
     (folder / "fail").touch()
     second = [found(job, f"{job.id}.0.1", number) for number in range(4)]
-    left = [folder / f"left.{job.id}.0.0.{number}" for number in range(4)]
     last = [one.stat().st_mtime for one in left]
     assert max(last) <= second[0]["started"], "gone before the next began"
     time.sleep(0.3)

@@ -183,7 +183,7 @@ os.kill(os.getpid(), signal.SIGSEGV)
     running = Running(tmp_path, body)
     code, errors = running.end()
     assert code == 137
-    assert "5 times in 60 s: the run ends" in errors
+    assert "5 times in 10 minutes: the run ends" in errors
     assert [words[1] for words in running.notes() if words[0] == "last"] == ["False"] * 5 + ["True"]
 
 
