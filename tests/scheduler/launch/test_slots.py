@@ -106,10 +106,9 @@ class Node:
         ranks = range(launch.ranks[0])
         request = node_pb2.RanksRequest(
             attempt=attempt_to_wire(launch.attempt),
-            step=STEP,
             launch=leave_launch(launch, self.folder),
             ranks=ranks,
-            **wanted,  # type: ignore[arg-type]
+            **{"step": STEP, **wanted},  # type: ignore[arg-type]
         )
         return self.agent.ranks(request)
 
@@ -285,6 +284,34 @@ def test_a_newer_attempt_that_the_agent_hears_of_ends_the_ranks_of_the_older_one
     assert alive(running.pid)
     node.agent.fence(SECOND)
     until(lambda: not alive(running.pid))
+
+
+def test_an_agent_that_no_launcher_asked_for_ranks_ends_those_of_an_older_attempt_all_the_same(node: Node) -> None:
+    node.start_slots(1)
+    node.let(0, "sleep")
+    (running,) = node.await_ranks(launched(node), lambda one: one.pid)
+    node.agent.close()
+    node.agent = RankSlots(SystemClock())
+    node.listen()
+    until(lambda: node.agent._slots)
+    node.agent.fence(FIRST)
+    assert alive(running.pid)
+
+    def fenced() -> bool:  # as every heartbeat does: the slot may come after the first one
+        node.agent.fence(SECOND)
+        return not alive(running.pid)
+
+    until(fenced)
+
+
+def test_an_attempt_runs_in_one_step_only_whichever_a_launcher_asks_for_last(node: Node) -> None:
+    node.start_slots(1, step=STEP + 1)
+    node.let(0, "sleep")
+    launch = launched(node)
+    (newer,) = node.await_ranks(launch, lambda one: one.pid, step=STEP + 1)
+    node.start_slots(1)
+    node.await_ranks(launch, lambda one: one.pid and one.pid != newer.pid)
+    until(lambda: not alive(newer.pid))
 
 
 def test_a_slot_without_an_agent_does_not_wait_for_ever(tmp_path: Path) -> None:
