@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -18,10 +19,10 @@ import pytest
 
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Attempt, NodeName
-from deeplink.rpc.channel import attempt_to_wire, bound_server
+from deeplink.rpc.channel import agent_channel, attempt_to_wire, bound_server
 from deeplink.rpc.listeners import listening_socket
 from deeplink.scheduler.launch import agent_ranks
-from deeplink.scheduler.launch.agent_ranks import AgentRanks, Slots
+from deeplink.scheduler.launch.agent_ranks import AgentRanks
 from deeplink.scheduler.launch.environment import (
     SLOTS_VARIABLE,
     Launch,
@@ -365,7 +366,8 @@ class Cluster:
     """Two nodes, and the steps that were asked for."""
 
     nodes: list[Node]
-    used: list[Slots | None] = field(default_factory=list)
+    used: list[Given] = field(default_factory=list)
+    made: list[Given] = field(default_factory=list)
 
     def launch(self, attempt: Attempt = FIRST) -> Launch:
         facts = tuple(one.facts for one in self.nodes)
@@ -379,14 +381,12 @@ class Cluster:
         are_new: bool = True,
         start: int = 0,
         before: Given | None = None,
-    ) -> AgentRanks:
+    ) -> AgentRanks[Given]:
         """Return an attempt's ranks; asked for other slots, it starts `start` on each node."""
 
-        def use(chosen: Slots | None) -> Slots:
-            self.used.append(chosen)
-            if chosen is not None:
-                return chosen
-            another = Given(number=slots.number + len(self.used))
+        def make() -> Given:
+            another = Given(number=slots.number + 1)
+            self.made.append(another)
             for node in self.nodes if start else ():
                 node.start_slots(start, step=another.number)
             another.code = None if start else 1
@@ -394,7 +394,11 @@ class Cluster:
 
         launch = self.launch(attempt)
         file = leave_launch(launch, self.nodes[0].folder)
-        return AgentRanks(launch, file, TOKEN, slots, use, before=before, are_new=are_new)
+        use = self.used.append
+        return AgentRanks(launch, file, self.reach, slots, make=make, use=use, before=before, are_new=are_new)
+
+    def reach(self, name: NodeName) -> grpc.Channel:
+        return agent_channel(next(one.address for one in self.nodes if one.name == name), TOKEN)
 
     def start_slots(self) -> None:
         for one in self.nodes:
@@ -424,7 +428,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield Cluster(nodes)
 
 
-def ended(step: AgentRanks) -> int:
+def ended(step: AgentRanks[Given]) -> int:
     until(lambda: step.exit_code() is not None)
     code = step.exit_code()
     assert code is not None
@@ -491,7 +495,64 @@ def test_where_the_slots_that_were_there_are_gone_another_step_is_started(
 ) -> None:
     monkeypatch.setattr(agent_ranks, "FITS_S", 0.5)
     assert ended(cluster.ranks(Given(), are_new=False, start=1)) == 0
-    assert cluster.used == [None]
+    assert cluster.used == cluster.made
+    assert len(cluster.made) == 1
+
+
+def test_a_rank_that_ran_in_slots_that_were_given_up_is_no_failure_of_its_node(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_ranks, "FITS_S", 0.5)
+    monkeypatch.setattr(agent_ranks, "LOST_S", 0.0)
+    cluster.nodes[0].let(0, "sleep")
+    cluster.nodes[0].start_slots(1)
+    step = cluster.ranks(Given(), are_new=False, start=1)
+    cluster.nodes[0].told(FIRST, 0)
+    cluster.nodes[0].let(0, "0")
+    assert ended(step) == 0, step.failed()
+    assert len(cluster.made) == 1
+
+
+def test_an_agent_that_comes_up_at_another_address_is_asked_there(cluster: Cluster) -> None:
+    address = cluster.nodes[1].address
+    cluster.nodes[1].address = "127.0.0.1:1"
+    step = cluster.ranks(Given())
+    cluster.start_slots()
+    cluster.nodes[0].told(FIRST, 0)
+    assert step.exit_code() is None
+    cluster.nodes[1].address = address
+    assert ended(step) == 0
+
+
+def test_an_error_of_ours_ends_the_attempt_and_is_told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptor(_slots: Given) -> int | None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Given, "ended", no_descriptor)
+    step = cluster.ranks(Given())
+    assert ended(step) == 1
+    assert (step.failed().is_of_rank, "Too many open files" in step.failed().said) == (False, True)
+
+
+def test_while_new_slots_cannot_be_made_nobody_waits_and_they_are_ended_once_they_come(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, stopped = threading.Event(), threading.Event()
+    monkeypatch.setattr(Given, "stop", lambda _: stopped.set())
+    node, begun = cluster.nodes[0], threading.Event()
+
+    def hang(_count: int, **_: object) -> None:
+        begun.set()
+        hangs.wait(LIMIT_S)
+
+    monkeypatch.setattr(node, "start_slots", hang)
+    step = cluster.ranks(Given(code=1), are_new=False, start=1)
+    assert begun.wait(LIMIT_S)
+    step.kill()
+    assert not stopped.is_set()
+    hangs.set()
+    assert stopped.wait(LIMIT_S)
+    assert cluster.used == []
 
 
 def test_slots_that_cannot_be_started_are_told_apart_from_ranks_that_fail(cluster: Cluster) -> None:
