@@ -524,6 +524,30 @@ def test_an_agent_that_comes_up_at_another_address_is_asked_there(cluster: Clust
     assert ended(step) == 0
 
 
+def test_a_signal_that_an_agent_has_taken_is_not_sent_to_it_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in (0, 1):
+        cluster.nodes[0].let(rank, "answer sleep")
+    cluster.start_slots()
+    step = cluster.ranks(Given())
+    for rank in (0, 1):
+        cluster.nodes[0].told(FIRST, rank)
+    agent, carried = cluster.nodes[0].agent, list[int]()
+    take = agent._take
+
+    def noted(request: node_pb2.RanksRequest) -> None:
+        carried.append(len(request.signals))
+        take(request)
+
+    monkeypatch.setattr(agent, "_take", noted)
+    until(lambda: carried)
+    step.send(signal.SIGUSR1)
+    until(lambda: 1 in carried and carried[-1] == 0)
+    until((cluster.nodes[0].folder / "usr1.0").exists)
+    step.kill()
+
+
 def test_an_error_of_ours_ends_the_attempt_and_is_told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_descriptor(_slots: Given) -> int | None:
         raise OSError(errno.EMFILE, "Too many open files")
