@@ -15,7 +15,7 @@ from deeplink.core.store_place import SharedStoreError
 from deeplink.core.text import listed
 from deeplink.core.timeouts import LastAnswer
 from deeplink.core.types import format_members
-from deeplink.rpc.channel import allow_descriptors, attempt_to_wire
+from deeplink.rpc.channel import agent_channel, allow_descriptors, attempt_to_wire
 from deeplink.scheduler.launch.agent_monitor import ANSWER_S, GAP_S, POLL_S, AgentMonitor, GatherPoll
 from deeplink.scheduler.launch.backend import LaunchError, NodesLostError, NoSlurmdError
 from deeplink.scheduler.launch.process import AgentProcesses
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from deeplink.core.finding import Finding
     from deeplink.core.types import Attempt, NodeName
     from deeplink.scheduler.launch.agent_monitor import Unheard
-    from deeplink.scheduler.launch.backend import AgentStep
+    from deeplink.scheduler.launch.backend import AgentStep, Reach
     from deeplink.scheduler.launch.environment import NodeFacts
     from deeplink.scheduler.recovery.relaunch import Silence
     from deeplink.v1 import common_pb2
@@ -80,6 +80,11 @@ class AgentPool:
     def facts(self) -> dict[NodeName, NodeFacts]:
         """Every node whose agent came up."""
         return {name: one.facts for name, one in self._nodes.items()}
+
+    def reach(self, attempt: Attempt) -> Reach:
+        """Return what opens channels to the agents with this attempt's token; any thread may."""
+        token = self.token(attempt)
+        return lambda node: agent_channel(self._nodes[node].facts.address, token)
 
     @property
     def restarted(self) -> tuple[int, ...]:
@@ -320,9 +325,10 @@ class AgentPool:
 class _Try:
     """One step of agents on some nodes; started in a thread, since what it writes to may hang."""
 
-    def __init__(self, start: Start, nodes: Mapping[NodeName, NodeFacts], since: float) -> None:
-        self.since = since
+    def __init__(self, start: Start, nodes: Mapping[NodeName, NodeFacts], clock: Clock) -> None:
+        self._clock, self.since = clock, clock.monotonic()
         self.step: AgentStep | None = None
+        self._reading: LastAnswer[list[NodeFacts]] | None = None  # what its agents announce
         self._nodes = set(nodes)
         self._lock = threading.Lock()
         self.is_up = False  # an agent of it came up
@@ -341,6 +347,7 @@ class _Try:
         if step.gone:
             log.warning("agents are not started once more on all nodes: %s", NoSlurmdError(step.gone))
         with self._lock:
+            self._reading = LastAnswer(step.announced, self._clock, "deeplink-announced")
             self._gone, self.step = step.gone, step
             too_late = self._is_over
         if too_late:
@@ -362,7 +369,11 @@ class _Try:
         return frozenset(self._nodes) if now - self.since < TRY_S else frozenset()
 
     def announced(self) -> list[NodeFacts]:
-        found = self.step.announced() if self.step is not None else []
+        if self._reading is None or not self._nodes or self._reading.is_under_way:
+            return []
+        # In a thread: they are in a file of a shared folder, which may hang.
+        found, self._reading.value = self._reading.value or [], None
+        self._reading.ask()
         self._nodes -= {facts.name for facts in found}
         self.is_up = self.is_up or bool(found)
         return found
@@ -406,7 +417,7 @@ class AgentRestart:
             return ()
         for backoff in map(self._backoffs.__getitem__, due):
             backoff.next_at, backoff.pause_s = now + backoff.pause_s, min(LONGEST_PAUSE_S, 2 * backoff.pause_s)
-        self._tries.append(_Try(self._start, due, now))
+        self._tries.append(_Try(self._start, due, self._clock))
         return tuple(due)
 
     def _tidy(self, now: float) -> None:

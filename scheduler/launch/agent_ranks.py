@@ -6,17 +6,18 @@ what is there already does nothing. Neither srun nor slurmctld has a part in it,
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import grpc
 from typing_extensions import override
 
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
-from deeplink.rpc.channel import agent_channel, attempt_to_wire
+from deeplink.rpc.channel import attempt_to_wire
 from deeplink.scheduler.launch.backend import RankStep
 from deeplink.scheduler.recovery.rank_failure import Clue, Failed
 from deeplink.v1 import node_pb2, node_pb2_grpc
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
     from deeplink.core.clock import Clock
     from deeplink.core.types import NodeName
-    from deeplink.scheduler.launch.environment import Launch, NodeFacts
+    from deeplink.scheduler.launch.backend import Reach
+    from deeplink.scheduler.launch.environment import Launch
+
+log = logging.getLogger(__name__)
 
 ANSWER_S = 3.0  # how long an answer may take beyond what it was asked to wait
 WAIT_S, ENDING_WAIT_S = 1.0, 0.2  # how long an agent waits for news
@@ -40,7 +44,9 @@ KILL_GRACE_S = 0.5  # and when they are to be started again
 SILENT_S = 1.0  # an agent that says nothing for so long is not waited for when ranks are ended
 STILL_SILENT_S = 0.3  # nor one that has said nothing before, for longer than any waits for news
 OVER_S = 2.0  # nor is one whose ranks have not ended so long after KILL
-PATIENCE_S = 0.8  # for slots that srun is to start, where others could be used
+# For slots that srun is to start, where others could be used. srun and Python are slow from shared file systems;
+# but srun itself says only after MessageTimeout, 10 s by default, that slurmctld does not answer.
+PATIENCE_S = 3.0
 FITS_S = 2.0  # slots that were there before must say so within this: else there are none any more
 LATE_S = 120.0  # between the first slot of a step and the last one: Python on a cold shared file system is slow
 LOST_S = 5.0  # a rank of which its agent, which answers, knows nothing any more
@@ -70,6 +76,13 @@ class Slots(Protocol):
         """Let go of them without a word to Slurm."""
         ...
 
+    def stop(self) -> None:
+        """End them; returns in bounded time."""
+        ...
+
+
+AnySlots = TypeVar("AnySlots", bound=Slots)
+
 
 @dataclass(slots=True)
 class _Rank:
@@ -87,11 +100,13 @@ class _Rank:
 class _Node:
     """A node with ranks, and what its agent was asked."""
 
-    facts: NodeFacts
+    name: NodeName
     ranks: tuple[int, ...]
     channel: grpc.Channel
     heard: float
     known: int = 0
+    carried: int = 0  # the newest signal that the question carries
+    signalled: int = 0  # the newest one that it has answered: an agent that is started again has not to pass it on
     slots: int = 0
     call: Any = None
     ask_at: float = 0.0
@@ -112,26 +127,28 @@ class _Order:
     ended_at: float = 0.0  # when that was ordered
 
 
-class AgentRanks(RankStep):
+class AgentRanks(RankStep, Generic[AnySlots]):
     """Asks and listens in a thread of its own, from the beginning until all ranks have ended or nobody waits."""
 
     def __init__(
         self,
         launch: Launch,
         file: str,
-        token: str,
-        slots: Slots,
-        use: Callable[[Slots | None], Slots],
+        reach: Reach,
+        slots: AnySlots,
         *,
-        before: Slots | None = None,
+        make: Callable[[], AnySlots],
+        use: Callable[[AnySlots], None],
+        before: AnySlots | None = None,
         are_new: bool,
         clock: Clock | None = None,
     ) -> None:
         """`file` carries the launch; `before` runs the ranks where `slots` do not come to be for long.
 
-        `use` ends all other slots; it makes new ones where it is given none, or fails.
+        `make` starts new ones, or fails; `use` ends all others and does not wait.
         """
-        self._launch, self._file, self._slots, self._use, self._before = launch, file, slots, use, before
+        self._launch, self._file, self._reach = launch, file, reach
+        self._slots, self._before, self._make, self._use = slots, before, make, use
         self._clock = clock or SystemClock()
         self._began = self._clock.monotonic()
         self._are_new, self._first_slot_at = are_new, None if are_new else self._began
@@ -141,7 +158,7 @@ class AgentRanks(RankStep):
         self._order, self._failed, self._code = _Order(), Failed(), 0
         self._first_failed_at: float | None = None
         self._ranks: dict[int, _Rank] = {}
-        self._nodes = list(_nodes(launch, token, self._began))
+        self._nodes = list(_nodes(launch, reach, self._began))
         threading.Thread(target=self._run, name="deeplink-ranks", daemon=True).start()
 
     # What supervision sees.
@@ -181,29 +198,43 @@ class AgentRanks(RankStep):
 
     def _run(self) -> None:
         while not (self._done.is_set() or self._is_let_go):
-            with self._lock:
-                now = self._clock.monotonic()
-                self._take(now)
-                self._look_at_slots(now)
-                self._judge(now)
-                self._ask(now)
+            try:
+                self._go_on()
+            except Exception as problem:  # else nobody would watch the ranks: no descriptor, no memory for an srun
+                log.exception("watching the ranks")
+                with self._lock:
+                    self._fail(1, Failed(said=f"watching the ranks: {problem}", is_of_rank=False))
+                self._done.set()
             self._wake.wait(LOOK_S)
             self._wake.clear()
         for one in self._nodes:
             one.give_up()
             one.channel.close()
 
+    def _go_on(self) -> None:
+        with self._lock:
+            now = self._clock.monotonic()
+            self._take(now)
+            is_to_change = self._lacks_slots(now)
+            self._judge(now)
+            self._ask(now)
+            is_to_change = is_to_change and not self._order.end
+        if is_to_change:
+            self._change()
+
     def _ask(self, now: float) -> None:
         order = self._order
         for one in self._nodes:
             if one.call is not None or now < one.ask_at:
                 continue
+            signals = [passed for passed in order.signals if passed.id > one.signalled]
+            one.carried = signals[-1].id if signals else one.signalled
             question = node_pb2.RanksRequest(
                 attempt=attempt_to_wire(self._launch.attempt),
                 step=self._slots.number,
                 launch=self._file,
                 ranks=one.ranks,
-                signals=order.signals,
+                signals=signals,
                 end=order.end,
                 grace_s=order.grace_s,
                 known=one.known,
@@ -213,9 +244,14 @@ class AgentRanks(RankStep):
             try:
                 one.call = stub.Ranks.future(question, timeout=question.wait_s + ANSWER_S)
             except grpc.RpcError:  # a stranger listens there
-                one.ask_at = now + AGAIN_S
+                self._reach_again(one, now)
                 continue
             one.call.add_done_callback(lambda _: self._wake.set())
+
+    def _reach_again(self, node: _Node, now: float) -> None:
+        node.ask_at = now + AGAIN_S
+        node.channel.close()
+        node.channel = self._reach(node.name)  # its agent may have come up elsewhere
 
     def _ask_anew(self) -> None:
         for one in self._nodes:
@@ -229,8 +265,9 @@ class AgentRanks(RankStep):
                 continue
             call, one.call = one.call, None
             if call.cancelled() or call.exception() is not None:
-                one.ask_at = now + AGAIN_S
+                self._reach_again(one, now)
                 continue
+            one.signalled = one.carried
             self._hear(one, call.result(), now)
 
     def _hear(self, node: _Node, reply: node_pb2.RanksReply, now: float) -> None:
@@ -242,7 +279,7 @@ class AgentRanks(RankStep):
                 self._before = None
                 self._use(self._slots)
         for state in reply.ranks:
-            rank = self._ranks.setdefault(state.rank, _Rank(node.facts.name))
+            rank = self._ranks.setdefault(state.rank, _Rank(node.name))
             rank.missed_at, rank.ended, rank.out_of_memory = None, state.ended, state.out_of_memory
             if state.exited and rank.code is None:
                 rank.code, rank.exited_at = state.code, now - state.exited_ago_s
@@ -254,11 +291,11 @@ class AgentRanks(RankStep):
                 rank.code = _KILLED if rank.code is None else rank.code
                 rank.exited_at, rank.ended = now, True
 
-    def _look_at_slots(self, now: float) -> None:
-        """Get other slots where there are none, or give up."""
+    def _lacks_slots(self, now: float) -> bool:
+        """Return whether other slots are needed; give up where these were new."""
         without = [one for one in self._nodes if not all(number in self._ranks for number in one.ranks)]
         if self._order.end or (not without and self._slots.ended() is None):
-            return
+            return False
         code = self._slots.ended()
         lacking = [one for one in without if one.heard > self._began and one.slots < len(one.ranks)]
         if code is not None and not without:
@@ -266,26 +303,41 @@ class AgentRanks(RankStep):
             if now - self._over_at > NO_MORE_S:
                 self._fail(_TERMINATED, Failed(said="the step of the ranks has ended"))
         elif self._before is not None and self._first_slot_at is None:
-            if code is not None or now - self._began > PATIENCE_S:
-                self._change(self._before, now)
+            return code is not None or now - self._began > PATIENCE_S
         elif code is not None and self._are_new:
             self._fail(code or 1, self._slots.failed())
         elif code is not None or (lacking and not self._are_new and now - self._began > FITS_S):
-            self._change(None, now)
+            return True
         elif lacking and self._first_slot_at is not None and now - self._first_slot_at > LATE_S:
-            node = lacking[0].facts.name
+            node = lacking[0].name
             said = f"{node} has {lacking[0].slots} of {len(lacking[0].ranks)} slots for ranks after {LATE_S:.0f} s"
             self._fail(1, Failed(said=said, node=node, is_of_rank=False))
+        return False
 
-    def _change(self, slots: Slots | None, now: float) -> None:
-        """Have the ranks run in these slots, or in new ones."""
-        self._are_new, self._before, self._began = slots is None, None, now
-        self._first_slot_at = None if slots is None else now
+    def _change(self) -> None:
+        """Have the ranks run in the slots that were there before, or in new ones."""
+        before = self._before
         try:
-            self._slots = self._use(slots)
+            slots = (
+                before or self._make()
+            )  # not under the lock: shared storage may hang, and nobody may wait for it
         except (DeepLinkError, OSError) as problem:
-            self._fail(1, Failed(said=str(problem), is_of_rank=False))
-        self._ask_anew()
+            with self._lock:
+                self._fail(1, Failed(said=str(problem), is_of_rank=False))
+            return
+        with self._lock:
+            if not (self._order.end or self._is_let_go):
+                now = self._clock.monotonic()
+                self._are_new, self._before, self._began = before is None, None, now
+                self._first_slot_at = None if before is None else now
+                self._ranks.clear()  # what ran in the others is ended, and no failure
+                self._first_failed_at = self._over_at = None
+                self._slots = slots
+                self._use(slots)
+                self._ask_anew()
+                return
+        if before is None:  # the end was ordered meanwhile
+            (slots.abandon if self._is_let_go else slots.stop)()
 
     def _judge(self, now: float) -> None:
         """Find the first rank that failed, and whether all is over."""
@@ -330,10 +382,10 @@ class AgentRanks(RankStep):
             self._ask_anew()
 
 
-def _nodes(launch: Launch, token: str, now: float) -> Iterator[_Node]:
+def _nodes(launch: Launch, reach: Reach, now: float) -> Iterator[_Node]:
     first = 0
     for facts, count in zip(launch.nodes, launch.started, strict=True):
-        yield _Node(facts, tuple(range(first, first + count)), agent_channel(facts.address, token), now)
+        yield _Node(facts.name, tuple(range(first, first + count)), reach(facts.name), now)
         first += count
 
 

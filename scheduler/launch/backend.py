@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from signal import Signals
 
+    from grpc import Channel
+
     from deeplink.core.clock import Clock
     from deeplink.core.types import Attempt, NodeName
     from deeplink.scheduler.launch.agent_pool import AgentPool
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.topology.graph import Fabric
 
     EndOf = Callable[[int], int | None]  # how a process ended, by its id; None while it runs
+    Reach = Callable[[NodeName], Channel]  # opens a channel to a node's agent, wherever that is by now
 
 OVER_S = 1.0  # with so little time left the limit has been reached
 _PORTS = range(20_000, 32_000)  # below Linux's ephemeral ports, which the kernel gives to whoever connects
@@ -139,11 +142,11 @@ class Backend(Protocol):
         """Start one agent on every node, or again on these, at the ports of those that were there."""
         ...
 
-    def start_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep:
-        """Start the ranks of an attempt in the launch's order; `token` is the attempt's, which its agents take."""
+    def start_ranks(self, launch: Launch, command: Sequence[str], reach: Reach) -> RankStep:
+        """Start the ranks of an attempt in the launch's order; `reach` carries the attempt's token."""
         ...
 
-    def adopt_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep | None:
+    def adopt_ranks(self, launch: Launch, command: Sequence[str], reach: Reach) -> RankStep | None:
         """Return the ranks that an earlier launcher of this run started so; None where they cannot be had."""
         ...
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from signal import Signals
 
     from deeplink.core.types import Attempt
+    from deeplink.scheduler.launch.backend import Reach
 
 MPIEXEC = "mpiexec"
 
@@ -71,11 +72,11 @@ class LocalBackend(Backend):
         return _rank_command(launch, 0, command)
 
     @override
-    def adopt_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep | None:
+    def adopt_ranks(self, launch: Launch, command: Sequence[str], reach: Reach) -> RankStep | None:
         return None
 
     @override
-    def start_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep:
+    def start_ranks(self, launch: Launch, command: Sequence[str], reach: Reach) -> RankStep:
         if launch.recipe.mpi and shutil.which(MPIEXEC, path=self.env.get("PATH")) is None:
             remedy = (
                 "Install an MPI (Debian: mpich; pip: mpich). Inside a Slurm job srun starts the ranks without."

@@ -87,12 +87,6 @@ class AdoptedProcess:
             time.sleep(0.01)
         return code
 
-    def send_signal(self, number: int) -> None:
-        """Send it a signal, where it runs."""
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
 
 class EndedRanks(RankStep):
     """The ranks of an attempt that has none: its launcher died after their end, or before their start."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.core.types import NodeName
-    from deeplink.scheduler.launch.backend import AgentStep, Backend, RankStep
+    from deeplink.scheduler.launch.backend import AgentStep, Backend, RankStep, Reach
     from deeplink.scheduler.launch.launcher_process import ParentLink
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class AttemptState:
     crossings: int = 0
     crossings_stock: int = 0
     slots: tuple[StartedSlots, ...] = ()
-    others: tuple[NodeFacts, ...] = ()  # agents of nodes that neither run its ranks nor rest
+    others: tuple[NodeFacts, ...] = ()  # agents that are not as the launch tells, as those that came up again
     restarted: tuple[int, ...] = ()  # processes that started agents once more
     usable: tuple[NodeName, ...] = ()
     has_lost: bool = False
@@ -66,7 +66,8 @@ class AttemptState:
     @property
     def facts(self) -> tuple[NodeFacts, ...]:
         """Every node whose agent came up."""
-        return (*self.launch.nodes, *self.launch.spares, *self.others)
+        known = (*self.launch.nodes, *self.launch.spares, *self.others)
+        return tuple({one.name: one for one in known}.values())  # the newest of each
 
     def as_json(self) -> dict[str, Any]:
         """Return what `of` reads."""
@@ -204,7 +205,7 @@ class Handover:
         return step
 
     def ranks(
-        self, backend: Backend, attempt: AttemptState, command: Sequence[str], token: str
+        self, backend: Backend, attempt: AttemptState, command: Sequence[str], reach: Reach
     ) -> RankStep | None:
         """Return the ranks of an attempt, running or not; None where it has none."""
         backend.adopt_slots(attempt.slots, self.link.end_of)
@@ -212,7 +213,7 @@ class Handover:
             return None
         if attempt.code is not None:
             return EndedRanks(attempt.code)
-        return backend.adopt_ranks(attempt.launch, command, token)
+        return backend.adopt_ranks(attempt.launch, command, reach)
 
     def leave(self, attempt: AttemptState, *, soon: bool = False) -> None:
         """Publish the state of the run; `soon`: without waiting for the storage."""

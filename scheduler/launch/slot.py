@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -205,6 +206,9 @@ class RankSlot:
         except DeepLinkError as problem:
             sys.stderr.write(f"deeplink rank: {problem}\n  {problem.remedy}\n")
             code = problem.exit_code
+        except Exception:  # noqa: BLE001 - whatever it is, nobody else would tell
+            sys.stderr.write(f"deeplink rank: rank {order['rank']} could not be started on {self._here}:\n")
+            traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(code)

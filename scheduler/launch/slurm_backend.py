@@ -52,8 +52,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.core.types import Attempt, NodeName
-    from deeplink.scheduler.launch.agent_ranks import Slots
-    from deeplink.scheduler.launch.backend import AgentStep, EndOf, RankStep
+    from deeplink.scheduler.launch.backend import AgentStep, EndOf, RankStep, Reach
     from deeplink.scheduler.launch.environment import NodeFacts
     from deeplink.scheduler.launch.process import StartedAgents, StartedSlots
     from deeplink.scheduler.slurm.parse import JobAddress, JobRow, NodeRow
@@ -222,23 +221,24 @@ class SlurmBackend(Backend):
         return gpu_options(self.granted, counts, starters=launch.starters, by_user=self.srun_options)
 
     @override
-    def start_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep:
+    def start_ranks(self, launch: Launch, command: Sequence[str], reach: Reach) -> RankStep:
         fitting = [one for one in self.slots if one.fit(_started(launch)) and self._are_for_all(launch)]
         nodes = {facts.name for facts in (*launch.nodes, *launch.spares)}
         # Slurm ends a step when a node of it boots again that it has not called down (22.05.8): where one was
         # lost, slots that are there are the second choice, for when slurmctld does not answer.
         safe = next((one for one in fitting if one.beside(_started(launch)) <= nodes), None)
         if safe is not None:
-            return self._ranks(launch, command, token, safe, are_new=False)
-        new, before = self._new_slots(launch, command), next(iter(fitting), None)
-        if before is None:
-            self._use(new)
-        return self._ranks(launch, command, token, new, before, are_new=True)
+            return self._ranks(launch, command, reach, safe, are_new=False)
+        before = next(iter(fitting), None)
+        return self._ranks(launch, command, reach, None, before, are_new=True)
 
     @override
-    def adopt_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep | None:
+    def adopt_ranks(self, launch: Launch, command: Sequence[str], reach: Reach) -> RankStep | None:
+        if not self.slots:
+            return None
         # As new ones: where they end now, the attempt does, for its ranks may have run.
-        return self._ranks(launch, command, token, self.slots[0], are_new=True) if self.slots else None
+        *before, newest = self.slots
+        return self._ranks(launch, command, reach, newest, next(iter(before), None), are_new=True)
 
     @override
     def started_slots(self) -> tuple[StartedSlots, ...]:
@@ -262,52 +262,68 @@ class SlurmBackend(Backend):
         self,
         launch: Launch,
         command: Sequence[str],
-        token: str,
-        slots: SlurmSlots,
+        reach: Reach,
+        slots: SlurmSlots | None,
         before: SlurmSlots | None = None,
         *,
         are_new: bool,
     ) -> RankStep:
-        def use(chosen: Slots | None) -> Slots:
-            there = next((one for one in self.slots if one is chosen), None)
-            return self._use(there or self._new_slots(launch, command))
+        file = leave_launch(launch, self.folder)  # before any step is started: where this fails we are asked again
+        if slots is None:
+            slots = self._new_slots(launch, command)
+            self._use(slots, *filter(None, (before,)))
+        return AgentRanks(
+            launch,
+            file,
+            reach,
+            slots,
+            make=lambda: self._new_slots(launch, command),
+            use=self._use,
+            before=before,
+            are_new=are_new,
+            clock=self.clock,
+        )
 
-        file = leave_launch(launch, self.folder)
-        return AgentRanks(launch, file, token, slots, use, before=before, are_new=are_new, clock=self.clock)
-
-    def _use(self, chosen: SlurmSlots) -> SlurmSlots:
-        """End all other slots; does not wait."""
+    def _use(self, chosen: SlurmSlots, *before: SlurmSlots) -> None:
+        """End all slots but these; does not wait."""
+        kept = [*before, chosen]
         for one in self.slots:
-            if one is not chosen:
+            if one not in kept:
                 threading.Thread(target=one.stop, name="deeplink-slots-end", daemon=True).start()
-        self.slots[:] = [chosen]
-        return chosen
+        self.slots[:] = kept
 
     def _new_slots(self, launch: Launch, command: Sequence[str]) -> SlurmSlots:
         number = int(self.clock.unix() * 1000)
         # In a file, and for these steps alone: in the script's environment it would bend every other srun.
         in_slurms = in_order(self.env.get("SLURM_JOB_NODELIST", "")) or self.nodes
         told = leave_slots(self.folder, number, (*launch.nodes, *launch.spares), in_slurms)
-        steps = [self._slot_step(launch, command, _started(launch), f"{number}", told)]
+        starts = [self._slot_step(launch, command, _started(launch), f"{number}", told)]
         if launch.spares and self._are_for_all(launch):
             resting = dict.fromkeys((facts.name for facts in launch.spares), max(launch.started))
             try:
-                steps.append(self._slot_step(launch, command, resting, f"{number}.spares", told))
+                starts.append(self._slot_step(launch, command, resting, f"{number}.spares", told))
             except LaunchError as problem:  # they have fewer GPUs, say: the next attempt on them tells
                 log.info("no slots on spares: %s", problem)
-        slots = SlurmSlots(number, steps, self._step_ids.note)
-        self.slots.append(slots)
-        return slots
+        steps: list[SlotStep] = []
+        try:
+            steps.extend(start() for start in starts)
+        except BaseException:  # nobody would know of those that were started
+            for one in steps:
+                one.stop()
+            raise
+        return SlurmSlots(number, steps, self._step_ids.note)
 
     def _slot_step(
         self, launch: Launch, command: Sequence[str], counts: Mapping[NodeName, int], name: str, told: str
-    ) -> SlotStep:
+    ) -> Callable[[], SlotStep]:
+        """Write what a step of slots needs, and return what starts it."""
         argv = [self._srun(), *self._slots_command(launch, command, counts)]
         hosts = self.folder / f"hosts.{name}"
         hosts.write_text("".join(f"{node}\n" * count for node, count in counts.items()), encoding="utf-8")
         env = step_environment(self.env, resources=True, tasks=not launch.starters)
         env |= {"SLURM_HOSTFILE": str(hosts), SLOTS_VARIABLE: told}
-        return SlotStep(argv, env, self.slurm, counts=counts, run=(self.job, self.restart), clock=self.clock)
+        run = (self.job, self.restart)
+        return lambda: SlotStep(argv, env, self.slurm, counts=counts, run=run, clock=self.clock)
 
     def _adopted_step(self, process: AdoptedProcess, counts: Mapping[NodeName, int]) -> SlotStep:
         run = (self.job, self.restart)

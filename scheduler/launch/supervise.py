@@ -147,8 +147,8 @@ class Supervisor:
         said = f"signal {link.died or 0:d} ended the launcher, and it was started again"
         away_s = max(0.0, self._clock.monotonic() - link.died_at)
         self._reporter.take_over(layout, before.incident, said, away_s)
-        token = self._agents.token(launch.attempt)
-        self._step = handover.ranks(self._backend, before, self._spec.command, token)
+        reach = self._agents.reach(launch.attempt)
+        self._step = handover.ranks(self._backend, before, self._spec.command, reach)
         is_there = self._step is not None
         running = _Running(layout, self._step or EndedRanks(), before.began)
         then = f"attempt {launch.attempt} goes on" if is_there else "the ranks are started again"
@@ -174,7 +174,7 @@ class Supervisor:
         """Leave what a next launcher needs to go on; without a step the ranks are not there, or to be ended."""
         if self._handover is None:
             return
-        chosen = {facts.name for facts in (*layout.launch.nodes, *layout.launch.spares)}
+        told = {*layout.launch.nodes, *layout.launch.spares}
         state = AttemptState(
             launch=layout.launch,
             runs=step is not None,
@@ -183,7 +183,7 @@ class Supervisor:
             code=code,
             crossings=layout.crossings,
             crossings_stock=layout.crossings_stock,
-            others=tuple(one for name, one in self._agents.facts.items() if name not in chosen),
+            others=tuple(one for one in self._agents.facts.values() if one not in told),
             slots=self._backend.started_slots(),
             usable=tuple(self._usable),
             restarted=self._agents.restarted,
@@ -231,8 +231,8 @@ class Supervisor:
         while True:
             try:
                 note_attempt(self._backend, self._attempt)
-                token = self._agents.token(self._attempt)
-                return self._backend.start_ranks(launch, self._spec.command, token)
+                reach = self._agents.reach(self._attempt)
+                return self._backend.start_ranks(launch, self._spec.command, reach)
             except OSError as problem:
                 said = f"{self._backend.folder} takes no writes ({problem.strerror})"
                 if self.ending is not None or self._clock.monotonic() >= deadline:

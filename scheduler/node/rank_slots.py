@@ -18,6 +18,7 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from deeplink.core.types import Attempt
 from deeplink.rpc.channel import attempt_from_wire
 from deeplink.scheduler.node.rank_processes import ProcessTable, tagged
 from deeplink.scheduler.node.slot_report import SlotReport, agents_socket
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.core.clock import Clock
-    from deeplink.core.types import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ LONGEST_LINE = 1 << 16
 RETURN_S = 2.0  # a slot that is gone may only have lost its connection
 FENCED_GRACE_S = 0.5  # ranks that a newer attempt has followed get so long between TERM and KILL
 MOST_WAIT_S = 5.0
+ACCEPT_AGAIN_S = 1.0
 _KILLED = 128 + signal.SIGKILL
 
 
@@ -48,6 +49,12 @@ class _Slot:
     said: SlotReport
     started: str = ""  # the attempt whose rank it was told to run
     ends: str = ""  # the attempt whose rank it was told to end
+
+    def end(self, grace_s: float) -> None:
+        """Have it end its rank, where it was not told to."""
+        if self.ends != self.said.attempt:
+            self.ends = self.said.attempt
+            self.tell(end=grace_s)
 
     def tell(self, **order: Any) -> None:
         """Send an order; a slot that does not even take so little is as good as gone."""
@@ -118,11 +125,13 @@ class RankSlots:
     def fence(self, newest: Attempt, *, over: bool = False) -> None:
         """End the ranks of attempts before this one; once the run is over, have all slots leave."""
         with self._changed:
-            for one in self._slots if over else ():
-                one.tell(leave=True)
-            if self._order is not None and self._order.attempt < newest and not self._order.end:
+            if self._order is not None and self._order.attempt < newest:
                 self._order.end = True
-                self._apply()
+            for one in self._slots:
+                if over:
+                    one.tell(leave=True)
+                elif one.said.is_running and Attempt.parse(one.said.attempt) < newest:
+                    one.end(FENCED_GRACE_S)
 
     def _take(self, request: node_pb2.RanksRequest) -> None:
         attempt, before = attempt_from_wire(request.attempt), self._order
@@ -166,12 +175,12 @@ class RankSlots:
                 if one.said.slot not in order.gone:
                     one.started = name
                     one.tell(attempt=name, launch=order.launch, rank=order.ranks[one.said.slot])
-            elif one.said.is_running and one.ends != one.said.attempt and self._is_to_end(order, one):
-                one.ends = one.said.attempt
-                one.tell(end=order.grace_s)
+            elif one.said.is_running and self._is_to_end(order, one):
+                one.end(order.grace_s)
 
     def _is_to_end(self, order: _Order, slot: _Slot) -> bool:
-        if order.end or slot.said.attempt != str(order.attempt):
+        # One attempt may have begun in two steps: a launcher that is started again may take the other one.
+        if order.end or slot.said.attempt != str(order.attempt) or slot.said.step != order.step:
             return True
         # What a rank leaves behind may serve the others here, as a daemon does: until all of them have exited.
         said = self._said(order)
@@ -198,8 +207,11 @@ class RankSlots:
         while self._listener is not None and not self._closed.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
+            except OSError as problem:
+                if not self._closed.is_set():  # no descriptor is free, say; slots that come wait meanwhile
+                    log.warning("slots cannot connect: %s", problem)
+                    self._closed.wait(ACCEPT_AGAIN_S)
+                continue
             if len(self._slots) >= MOST_SLOTS or not _is_ours(connection):
                 connection.close()
                 continue

@@ -63,6 +63,16 @@ class Bench:
         self.steps.append(Step())
         return self.steps[-1]
 
+    def announced(self) -> list[str]:
+        found: list[NodeFacts] = []
+
+        def are_there() -> bool:
+            found.extend(self.revival.announced())
+            return bool(found)
+
+        until(are_there)
+        return [one.node for one in found]
+
     def begin(self, *nodes: NodeName) -> tuple[NodeName, ...]:
         before = len(self.steps)
         tried = self.revival.begin(facts(*nodes))
@@ -97,7 +107,7 @@ def test_who_fails_is_tried_again_ever_more_seldom_and_anew_once_it_was_up() -> 
     assert pauses == sorted(pauses)
     assert bench.begin(N1) == (N1,)
     bench.steps[-1].said = list(facts(N1).values())
-    assert [one.node for one in bench.revival.announced()] == ["n1"]
+    assert bench.announced() == ["n1"]
     assert bench.begin(N1) == (N1,), "its agent was up, and is lost once more"
 
 
@@ -105,7 +115,7 @@ def test_who_is_slower_to_come_up_than_others_of_the_same_try_is_waited_for() ->
     bench = Bench()
     bench.begin(N1, N2)
     bench.steps[0].said = list(facts(N1).values())
-    bench.revival.announced()
+    bench.announced()
     bench.clock.now += PAUSE_S
     assert bench.begin(N2) == ()
     bench.clock.now += TRY_S
@@ -122,7 +132,7 @@ def test_who_came_up_is_ended_in_the_end() -> None:
     bench = Bench()
     bench.begin(N1)
     bench.steps[0].said = list(facts(N1).values())
-    assert [one.node for one in bench.revival.announced()] == ["n1"]
+    assert bench.announced() == ["n1"]
     assert bench.revival.announced() == []
     bench.begin(N1)
     bench.revival.close()

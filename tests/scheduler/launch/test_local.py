@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc import Channel
 from typing_extensions import override
 
 from deeplink.core.clock import SystemClock
@@ -269,11 +270,13 @@ class ReadOnlyFolder(LocalBackend):
     times: list[int] = field(default_factory=lambda: [2])
 
     @override
-    def start_ranks(self, launch: Launch, command: Sequence[str], token: str) -> RankStep:
+    def start_ranks(
+        self, launch: Launch, command: Sequence[str], reach: Callable[[NodeName], Channel]
+    ) -> RankStep:
         if self.times[0]:
             self.times[0] -= 1
             raise OSError(errno.EROFS, "Read-only file system", str(self.folder / "launch"))
-        return LocalBackend.start_ranks(self, launch, command, token)
+        return LocalBackend.start_ranks(self, launch, command, reach)
 
 
 @pytest.mark.parametrize(("patience_s", "code"), [(60.0, 0), (0.0, AGAIN_CODE)])

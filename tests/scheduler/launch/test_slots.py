@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -18,10 +19,10 @@ import pytest
 
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Attempt, NodeName
-from deeplink.rpc.channel import attempt_to_wire, bound_server
+from deeplink.rpc.channel import agent_channel, attempt_to_wire, bound_server
 from deeplink.rpc.listeners import listening_socket
 from deeplink.scheduler.launch import agent_ranks
-from deeplink.scheduler.launch.agent_ranks import AgentRanks, Slots
+from deeplink.scheduler.launch.agent_ranks import AgentRanks
 from deeplink.scheduler.launch.environment import (
     SLOTS_VARIABLE,
     Launch,
@@ -106,10 +107,9 @@ class Node:
         ranks = range(launch.ranks[0])
         request = node_pb2.RanksRequest(
             attempt=attempt_to_wire(launch.attempt),
-            step=STEP,
             launch=leave_launch(launch, self.folder),
             ranks=ranks,
-            **wanted,  # type: ignore[arg-type]
+            **{"step": STEP, **wanted},  # type: ignore[arg-type]
         )
         return self.agent.ranks(request)
 
@@ -287,6 +287,34 @@ def test_a_newer_attempt_that_the_agent_hears_of_ends_the_ranks_of_the_older_one
     until(lambda: not alive(running.pid))
 
 
+def test_an_agent_that_no_launcher_asked_for_ranks_ends_those_of_an_older_attempt_all_the_same(node: Node) -> None:
+    node.start_slots(1)
+    node.let(0, "sleep")
+    (running,) = node.await_ranks(launched(node), lambda one: one.pid)
+    node.agent.close()
+    node.agent = RankSlots(SystemClock())
+    node.listen()
+    until(lambda: node.agent._slots)
+    node.agent.fence(FIRST)
+    assert alive(running.pid)
+
+    def fenced() -> bool:  # as every heartbeat does: the slot may come after the first one
+        node.agent.fence(SECOND)
+        return not alive(running.pid)
+
+    until(fenced)
+
+
+def test_an_attempt_runs_in_one_step_only_whichever_a_launcher_asks_for_last(node: Node) -> None:
+    node.start_slots(1, step=STEP + 1)
+    node.let(0, "sleep")
+    launch = launched(node)
+    (newer,) = node.await_ranks(launch, lambda one: one.pid, step=STEP + 1)
+    node.start_slots(1)
+    node.await_ranks(launch, lambda one: one.pid and one.pid != newer.pid)
+    until(lambda: not alive(newer.pid))
+
+
 def test_a_slot_without_an_agent_does_not_wait_for_ever(tmp_path: Path) -> None:
     one = Node(tmp_path, "n0")
     told = leave_slots(tmp_path, STEP, [one.facts], ALL)
@@ -338,7 +366,8 @@ class Cluster:
     """Two nodes, and the steps that were asked for."""
 
     nodes: list[Node]
-    used: list[Slots | None] = field(default_factory=list)
+    used: list[Given] = field(default_factory=list)
+    made: list[Given] = field(default_factory=list)
 
     def launch(self, attempt: Attempt = FIRST) -> Launch:
         facts = tuple(one.facts for one in self.nodes)
@@ -352,14 +381,12 @@ class Cluster:
         are_new: bool = True,
         start: int = 0,
         before: Given | None = None,
-    ) -> AgentRanks:
+    ) -> AgentRanks[Given]:
         """Return an attempt's ranks; asked for other slots, it starts `start` on each node."""
 
-        def use(chosen: Slots | None) -> Slots:
-            self.used.append(chosen)
-            if chosen is not None:
-                return chosen
-            another = Given(number=slots.number + len(self.used))
+        def make() -> Given:
+            another = Given(number=slots.number + 1)
+            self.made.append(another)
             for node in self.nodes if start else ():
                 node.start_slots(start, step=another.number)
             another.code = None if start else 1
@@ -367,7 +394,11 @@ class Cluster:
 
         launch = self.launch(attempt)
         file = leave_launch(launch, self.nodes[0].folder)
-        return AgentRanks(launch, file, TOKEN, slots, use, before=before, are_new=are_new)
+        use = self.used.append
+        return AgentRanks(launch, file, self.reach, slots, make=make, use=use, before=before, are_new=are_new)
+
+    def reach(self, name: NodeName) -> grpc.Channel:
+        return agent_channel(next(one.address for one in self.nodes if one.name == name), TOKEN)
 
     def start_slots(self) -> None:
         for one in self.nodes:
@@ -397,7 +428,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield Cluster(nodes)
 
 
-def ended(step: AgentRanks) -> int:
+def ended(step: AgentRanks[Given]) -> int:
     until(lambda: step.exit_code() is not None)
     code = step.exit_code()
     assert code is not None
@@ -464,7 +495,88 @@ def test_where_the_slots_that_were_there_are_gone_another_step_is_started(
 ) -> None:
     monkeypatch.setattr(agent_ranks, "FITS_S", 0.5)
     assert ended(cluster.ranks(Given(), are_new=False, start=1)) == 0
-    assert cluster.used == [None]
+    assert cluster.used == cluster.made
+    assert len(cluster.made) == 1
+
+
+def test_a_rank_that_ran_in_slots_that_were_given_up_is_no_failure_of_its_node(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_ranks, "FITS_S", 0.5)
+    monkeypatch.setattr(agent_ranks, "LOST_S", 0.0)
+    cluster.nodes[0].let(0, "sleep")
+    cluster.nodes[0].start_slots(1)
+    step = cluster.ranks(Given(), are_new=False, start=1)
+    cluster.nodes[0].told(FIRST, 0)
+    cluster.nodes[0].let(0, "0")
+    assert ended(step) == 0, step.failed()
+    assert len(cluster.made) == 1
+
+
+def test_an_agent_that_comes_up_at_another_address_is_asked_there(cluster: Cluster) -> None:
+    address = cluster.nodes[1].address
+    cluster.nodes[1].address = "127.0.0.1:1"
+    step = cluster.ranks(Given())
+    cluster.start_slots()
+    cluster.nodes[0].told(FIRST, 0)
+    assert step.exit_code() is None
+    cluster.nodes[1].address = address
+    assert ended(step) == 0
+
+
+def test_a_signal_that_an_agent_has_taken_is_not_sent_to_it_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in (0, 1):
+        cluster.nodes[0].let(rank, "answer sleep")
+    cluster.start_slots()
+    step = cluster.ranks(Given())
+    for rank in (0, 1):
+        cluster.nodes[0].told(FIRST, rank)
+    agent, carried = cluster.nodes[0].agent, list[int]()
+    take = agent._take
+
+    def noted(request: node_pb2.RanksRequest) -> None:
+        carried.append(len(request.signals))
+        take(request)
+
+    monkeypatch.setattr(agent, "_take", noted)
+    until(lambda: carried)
+    step.send(signal.SIGUSR1)
+    until(lambda: 1 in carried and carried[-1] == 0)
+    until((cluster.nodes[0].folder / "usr1.0").exists)
+    step.kill()
+
+
+def test_an_error_of_ours_ends_the_attempt_and_is_told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptor(_slots: Given) -> int | None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Given, "ended", no_descriptor)
+    step = cluster.ranks(Given())
+    assert ended(step) == 1
+    assert (step.failed().is_of_rank, "Too many open files" in step.failed().said) == (False, True)
+
+
+def test_while_new_slots_cannot_be_made_nobody_waits_and_they_are_ended_once_they_come(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, stopped = threading.Event(), threading.Event()
+    monkeypatch.setattr(Given, "stop", lambda _: stopped.set())
+    node, begun = cluster.nodes[0], threading.Event()
+
+    def hang(_count: int, **_: object) -> None:
+        begun.set()
+        hangs.wait(LIMIT_S)
+
+    monkeypatch.setattr(node, "start_slots", hang)
+    step = cluster.ranks(Given(code=1), are_new=False, start=1)
+    assert begun.wait(LIMIT_S)
+    step.kill()
+    assert not stopped.is_set()
+    hangs.set()
+    assert stopped.wait(LIMIT_S)
+    assert cluster.used == []
 
 
 def test_slots_that_cannot_be_started_are_told_apart_from_ranks_that_fail(cluster: Cluster) -> None:

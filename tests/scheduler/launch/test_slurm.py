@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import grpc
 import pytest
 from typing_extensions import override
 
 from deeplink.core.clock import ManualClock
 from deeplink.core.types import Attempt, NodeName
+from deeplink.rpc.channel import agent_channel
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
 from deeplink.scheduler.launch.launch_spec import Granted
 from deeplink.scheduler.launch.slurm_backend import SlurmBackend
@@ -22,6 +24,10 @@ from tests.scheduler.slurm.answers import answer, job_answer
 from tests.waiting import until
 
 LOST = NodeName("n1")
+
+
+def reach(_node: NodeName) -> grpc.Channel:
+    return agent_channel("127.0.0.1:1", "t")
 
 
 @dataclass
@@ -229,11 +235,11 @@ def test_another_launcher_adopts_the_slots_and_ends_them(tmp_path: Path) -> None
     srun.chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     first = replace(backend(Cluster()), folder=tmp_path, env=env)
-    assert first.adopt_ranks(launch, ["true"], "t") is None
-    first.start_ranks(launch, ["true"], "t").send(signal.SIGTERM)
+    assert first.adopt_ranks(launch, ["true"], reach) is None
+    first.start_ranks(launch, ["true"], reach).send(signal.SIGTERM)
     second = replace(backend(Cluster()), folder=tmp_path, env=env, slots=[])
     second.adopt_slots(first.started_slots(), lambda _: None)
-    adopted = second.adopt_ranks(launch, ["true"], "t")
+    adopted = second.adopt_ranks(launch, ["true"], reach)
     assert adopted is not None
     adopted.send(signal.SIGTERM)
     assert second.started_slots() == first.started_slots()
