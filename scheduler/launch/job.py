@@ -14,7 +14,8 @@ from deeplink.core.private import private_folder
 from deeplink.core.publish import BY_FILE, leave_members, standard_output_file
 from deeplink.rpc.tokens import new_token, token_of
 from deeplink.scheduler.launch.agent_monitor import Unheard
-from deeplink.scheduler.launch.agent_pool import AgentPool, AgentRestart
+from deeplink.scheduler.launch.agent_pool import AgentPool
+from deeplink.scheduler.launch.agent_restart import AgentRestart
 from deeplink.scheduler.launch.backend import LaunchError, NodesLostError, RunContext
 from deeplink.scheduler.launch.ending import Ending
 from deeplink.scheduler.launch.event_log import EventLog, EventSink, to_journal, to_watchdog

@@ -23,7 +23,8 @@ from deeplink.rpc.channel import BoundServer, attempt_to_wire, bound_server
 from deeplink.rpc.tokens import RunTokens, new_token, token_of
 from deeplink.scheduler.launch import agent_pool
 from deeplink.scheduler.launch.agent_monitor import POLL_S, AgentMonitor, Unheard
-from deeplink.scheduler.launch.agent_pool import START_S, AgentPool, AgentRestart
+from deeplink.scheduler.launch.agent_pool import START_S, AgentPool
+from deeplink.scheduler.launch.agent_restart import AgentRestart
 from deeplink.scheduler.launch.backend import LaunchError, NodesLostError, NoSlurmdError
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.process import last_line

@@ -10,7 +10,7 @@ import pytest
 
 from deeplink.core.clock import ManualClock
 from deeplink.core.types import NodeName
-from deeplink.scheduler.launch.agent_pool import LONGEST_PAUSE_S, MOST_TRIES, PAUSE_S, TRY_S, AgentRestart
+from deeplink.scheduler.launch.agent_restart import LONGEST_PAUSE_S, MOST_TRIES, PAUSE_S, TRY_S, AgentRestart
 from deeplink.scheduler.launch.backend import NoSlurmdError
 from deeplink.scheduler.launch.environment import NodeFacts
 from tests.waiting import LIMIT_S, until
