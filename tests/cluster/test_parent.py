@@ -82,7 +82,7 @@ def test_a_launcher_that_dies_five_times_ends_the_run_in_order(sandbox: Sandbox)
     job.await_end()
     print("launchers were away for", [f"{one['away_s']:.2f} s" for one in job.events("launcher-restarted")])  # noqa: T201
     assert "code=137" in job.output(), job.told()
-    assert "5 times in 60 s" in job.output()
+    assert "5 times in 10 minutes" in job.output()
     assert len(job.events("attempt-started")) == 1
     assert len(begun(job)) == 2, "no rank was started again"
     found = {one.kind: one.outcome for one in incidents(job)}
