@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -18,6 +17,7 @@ import click
 from deeplink.cli.options import flag, option, path_option, standing_secret
 from deeplink.core.clock import SystemClock
 from deeplink.core.config import explained_store, load_config
+from deeplink.core.prctl import die_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,6 @@ SLACK_S = 0.2
 AGAIN_S, MOST_CHILDREN = 0.5, 5  # an agent that is killed is started again after so long, this often in a row
 STEADY_S = 60.0  # an agent that was there for so long begins a new row
 LOOK_S = 1.0  # a signal whose exception was lost (raised where Python only reports it) is seen after so long
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 _of_the_keeper: list[ExitStack] = []  # in a child: what is not its own to tidy up, and must not be let go of
 
 _EPILOG = """
@@ -120,7 +119,7 @@ def _go_on_in_child(stack: ExitStack, end_s: float) -> Callable[[], object]:
         ready, written = os.pipe()
         began, child = clock.monotonic(), os.fork()
         if not child:
-            _end_with(keeper)
+            die_with(keeper)  # the one that keeps our sockets
             _of_the_keeper.append(stack.pop_all())
             os.close(ready)
             return partial(os.write, written, b"ready")
@@ -152,13 +151,6 @@ def _awaited(child: int, ready: int, end_s: float) -> int:
             if not reaped:
                 os.kill(child, signal.SIGKILL)
         raise
-
-
-def _end_with(keeper: int) -> None:
-    """Have the kernel end this process with the one that keeps its sockets."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != keeper:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _leave() -> NoReturn:

@@ -20,12 +20,12 @@ class ProcessIdentity(NamedTuple):
     @classmethod
     def own(cls) -> Self:
         """Return this process's."""
-        return cls(os.getpid(), _started("self") or 0, _namespace(), boot_id())
+        return cls(os.getpid(), started_ticks("self") or 0, _namespace(), boot_id())
 
     def has_ended(self) -> bool:
         """Tell whether it is known to have ended: only of those whose numbers mean something here."""
         is_of_here = bool(self.started and self.namespace) and self.namespace == _namespace()
-        return is_of_here and self.boot in {"", boot_id()} and _started(self.pid) not in {self.started, None}
+        return is_of_here and self.boot in {"", boot_id()} and started_ticks(self.pid) not in {self.started, None}
 
 
 def boot_id() -> str:
@@ -36,8 +36,11 @@ def boot_id() -> str:
         return ""
 
 
-def _started(pid: int | str) -> int | None:
-    """Return when a process was started; 0 where there is none of this number, None where that is not known."""
+def started_ticks(pid: int | str) -> int | None:
+    """Return when a process was started, in the kernel's ticks since boot.
+
+    0 where there is none of this number, None where that is not known.
+    """
     try:
         # The program's name, in parentheses, may hold anything (proc(5), /proc/pid/stat).
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])

@@ -20,6 +20,8 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from deeplink.core.process_identity import started_ticks
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -83,11 +85,9 @@ class Vitals:
 def _counts_file(trainer: int) -> Path | None:
     """Return where the workers of a process count; None outside of a job."""
     token = os.environ.get("DEEPLINK_TOKEN_FILE")
-    with contextlib.suppress(OSError, IndexError):
-        # Since when it runs, too: process ids are used again (proc(5), /proc/pid/stat).
-        started = Path(f"/proc/{trainer}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
-        return Path(token).parent / f"reads-{trainer}-{started}" if token else None
-    return None
+    # Since when it runs, too: process ids are used again.
+    started = started_ticks(trainer)
+    return Path(token).parent / f"reads-{trainer}-{started}" if token and started else None
 
 
 class WorkerRow:

@@ -318,9 +318,8 @@ class AgentRanks(RankStep, Generic[AnySlots]):
         """Have the ranks run in the slots that were there before, or in new ones."""
         before = self._before
         try:
-            slots = (
-                before or self._make()
-            )  # not under the lock: shared storage may hang, and nobody may wait for it
+            # Not under the lock: shared storage may hang, and nobody may wait for it.
+            slots = before or self._make()
         except (DeepLinkError, OSError) as problem:
             with self._lock:
                 self._fail(1, Failed(said=str(problem), is_of_rank=False))

@@ -7,7 +7,6 @@ every process - and count for nothing.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import logging
 import os
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.prctl import become_subreaper
 from deeplink.scheduler.launch import parent
 from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.process import AdoptedProcess, end_all
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 GREETED_S = 10.0  # for the parent's first words
-_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
@@ -39,9 +38,8 @@ class ParentLink:
 
     def __init__(self, pipe: int) -> None:
         self.secret = ""
-        self.died: signal.Signals | None = (
-            None  # what ended the launcher of this run before us; None for the first
-        )
+        # What ended the launcher of this run before us; None for the first.
+        self.died: signal.Signals | None = None
         self.died_at = 0.0
         self.is_last = False  # too many have died: we are there to end the run
         self.is_under_way = False  # there are agents, and what a launcher before us had started is taken over
@@ -65,7 +63,7 @@ class ParentLink:
             os.set_inheritable(pipe, False)  # noqa: FBT003 - its only form
             return cls(pipe)
         command = [sys.executable, *sys.orig_argv[1:]]
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        become_subreaper()
         signal.pthread_sigmask(signal.SIG_BLOCK, {*parent.FORWARDED, signal.SIGCHLD})
         read, write = os.pipe()
         launcher = os.fork()

@@ -182,11 +182,9 @@ class Handover:
         self.before = None if link.died is None else self._file.read()
         self._restarted = () if self.attempt is None else self.attempt.restarted
         if link.died is not None:
-            attempt = self.attempt
-            known = {*(self.before.agents.pids if self.before else ())}
-            if attempt is not None:
-                known |= {*attempt.restarted} | {pid for one in attempt.slots for pid, _ in one.steps}
-            link.end_strays(known)
+            agents = () if self.before is None else self.before.agents.pids
+            slots = () if self.attempt is None else self.attempt.slots
+            link.end_strays({*agents, *self._restarted, *(pid for one in slots for pid, _ in one.steps)})
 
     @property
     def attempt(self) -> AttemptState | None:

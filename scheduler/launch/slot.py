@@ -9,7 +9,6 @@ before it says so.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.prctl import become_subreaper, die_with
 from deeplink.scheduler.launch import rank
 from deeplink.scheduler.launch.environment import (
     LAUNCH_VARIABLE,
@@ -46,7 +46,6 @@ CONNECT_AGAIN_S = 0.1
 KILL_AGAIN_S = 0.05  # what is started while others are killed is killed the next time
 UNKILLABLE_S = 10.0  # what is left so long after KILL hangs in the kernel; whose turn is next waits for its lock
 END_GRACE_S = 0.5
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 # Slurm sends a step's signals to all of its processes: the rank has them from there, and a slot outlives it.
 _OUTLIVED = frozenset(signal.valid_signals()) - {
     *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
@@ -186,10 +185,7 @@ class RankSlot:
         """Turn this child into the rank."""
         code = 1
         try:
-            slot = os.getppid()
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != slot:  # it has ended before
-                os._exit(code)
+            die_with(self._said.pid)
             _lead_a_group()
             signal.set_wakeup_fd(-1)
             for number, before in self._dispositions.items():
@@ -298,7 +294,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     except DeepLinkError as problem:
         sys.stderr.write(f"deeplink slot: {problem}\n  {problem.remedy}\n")
         return problem.exit_code
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    become_subreaper()
     return RankSlot(argv[1:], env, place, said).run()
 
 

@@ -84,8 +84,8 @@ class Supervisor:
         self._step: RankStep | None = None
         self._is_alone = False  # the process that holds our place in the batch script is dead, and that is told
         self._has_news = False  # for the run's state: the attempt has come to its first step
-        # What it says of agents that were started once more, and of slots.
-        self._processes: tuple[tuple[int, ...], tuple[StartedSlots, ...]] = ((), ())
+        # What it last said of agents that were started once more, and of slots.
+        self._left: tuple[tuple[int, ...], tuple[StartedSlots, ...]] = ((), ())
         self.has_lost = False  # whether a node was lost, or was out of reach at the end
 
     def close(self) -> None:
@@ -172,6 +172,8 @@ class Supervisor:
         soon: bool = False,
     ) -> None:
         """Leave what a next launcher needs to go on; without a step the ranks are not there, or to be ended."""
+        self._has_news = False
+        self._left = restarted, slots = self._agents.restarted, self._backend.started_slots()
         if self._handover is None:
             return
         told = {*layout.launch.nodes, *layout.launch.spares}
@@ -184,9 +186,9 @@ class Supervisor:
             crossings=layout.crossings,
             crossings_stock=layout.crossings_stock,
             others=tuple(one for one in self._agents.facts.values() if one not in told),
-            slots=self._backend.started_slots(),
+            slots=slots,
             usable=tuple(self._usable),
-            restarted=self._agents.restarted,
+            restarted=restarted,
             has_lost=self.has_lost,
             boots=dict(self._boots),
             relaunches=self._history.relaunches,
@@ -246,9 +248,7 @@ class Supervisor:
         """Return the first verdict that ends this attempt."""
         while True:
             self._listen()
-            processes = (self._agents.restarted, self._backend.started_slots())
-            if self._has_news or processes != self._processes:
-                self._has_news, self._processes = False, processes
+            if self._has_news or self._left != (self._agents.restarted, self._backend.started_slots()):
                 self._leave(running.layout, running.began, running.step, soon=True)
             self._pass_signals(running)
             verdict = self._decided(running)

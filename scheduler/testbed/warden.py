@@ -7,7 +7,6 @@ was read. SIGHUP starts the daemons again that are gone.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -16,6 +15,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from deeplink.core.clock import SystemClock
+from deeplink.core.prctl import become_subreaper
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.testbed.processes import descendants, table
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 STAY = b"stay\n"
-_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 _LOOK_S = 0.5
 _END_S = 8.0
 _PAUSE_S = 0.01
@@ -39,8 +38,7 @@ class Warden:
 
     def run(self) -> None:
         """Return once all is over."""
-        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+        become_subreaper()
         reads, writes = os.pipe()
         os.set_blocking(writes, False)
         # Signals end the wait below through this pipe; what they mean is decided there.
