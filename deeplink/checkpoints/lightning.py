@@ -1,13 +1,15 @@
 """Checkpoints for Lightning: `Trainer(callbacks=[lightning_callback(checkpoints, every=500)])`.
 
 Written for and tried with Lightning 2.6; imports it when called. Lightning's own loop state, callbacks and
-schedulers are saved, since Lightning puts the checkpoint together: we take it where it would be written.
+schedulers are saved, since Lightning puts the checkpoint together: we take it where it would be written. A
+strategy that writes files of its own (FSDP, model parallel, DeepSpeed) is given the folder to write them into.
 """
 
 from __future__ import annotations
 
 import importlib
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeplink.checkpoints.found import STATE
@@ -18,18 +20,27 @@ if TYPE_CHECKING:
     from deeplink.checkpoints.folder import Checkpoints
 
 
+WRITTEN = "lightning.ckpt"
+"""The file, or folder, of a strategy that writes itself."""
+
+
 def latest_path(checkpoints: Checkpoints) -> str | None:
-    """Return the path for `Trainer.fit(ckpt_path=...)`: the newest whole checkpoint's file, if there is one.
+    """Return the path for `Trainer.fit(ckpt_path=...)`: the newest whole checkpoint's, if there is one.
 
     Raises:
         DeepLinkError: as `Checkpoints.latest`.
     """
     found = checkpoints.latest()
-    return None if found is None else str(found.path / STATE)
+    if found is None:
+        return None
+    written = found.path / WRITTEN
+    return str(written if written.exists() else found.path / STATE)
 
 
 def lightning_callback(checkpoints: Checkpoints, *, every: int, framework: Any = None) -> Any:
     """Return a callback that saves each `every` optimizer steps, in the background.
+
+    With a strategy that writes files of its own, training waits until they are on stable storage.
 
     Args:
         checkpoints: where to; every rank makes its own of the same folder.
@@ -51,6 +62,9 @@ def lightning_callback(checkpoints: Checkpoints, *, every: int, framework: Any =
             step = int(trainer.global_step)
             if step and step != self.saved and (step % every == 0 or should_save(step=step)):
                 self.saved = step
+                if type(trainer.strategy).save_checkpoint is not pl.strategies.Strategy.save_checkpoint:
+                    _written(trainer, checkpoints, step)
+                    return
                 state = _taken(trainer)
                 if trainer.is_global_zero:
                     checkpoints.save_state(state, step=step, any_object=True)  # Lightning loads it itself
@@ -86,12 +100,18 @@ def _taken(trainer: Any) -> dict[str, Any]:
     own = strategy.checkpoint_io
     strategy.checkpoint_io = catch
     try:
-        trainer.save_checkpoint("deeplink.ckpt")
+        trainer.save_checkpoint(WRITTEN)
     finally:
         strategy.checkpoint_io = own
-    if trainer.is_global_zero and not catch.state:
-        raise CheckpointError(
-            f"{type(strategy).__name__} does not hand its checkpoints to a CheckpointIO",
-            remedy='Save the model in a callback of your own with Checkpoints.save_state(..., spread="sharded").',
-        )
     return catch.state
+
+
+def _written(trainer: Any, checkpoints: Checkpoints, step: int) -> None:
+    """Have every rank write its files into one folder, and publish that; every rank must call it."""
+    if checkpoints.local is not None:
+        raise CheckpointError(
+            f"with {type(trainer.strategy).__name__} the ranks of all nodes write into one folder",
+            remedy="Leave `local=` out.",
+        )
+    with checkpoints.save(step=step) if trainer.is_global_zero else nullcontext(Path()) as draft:
+        trainer.save_checkpoint(draft / WRITTEN)  # rank 0's path counts, and rank 0 waits for the others

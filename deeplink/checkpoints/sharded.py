@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -148,8 +150,9 @@ def _as_it_is(optimizer: Optimizer) -> Iterator[None]:
     """Keep torch from a step of its own where the optimizer has no state, and from leaving out what is frozen."""
     parameters = _parameters(optimizer)
     frozen = [one for one in parameters if not one.requires_grad and one.is_floating_point()]
-    if not optimizer.state:
-        optimizer.state[parameters[0]] = {}
+    without = [] if optimizer.state else parameters
+    for parameter in without:
+        optimizer.state[parameter] = {}
     for parameter in frozen:
         parameter.requires_grad_(True)  # noqa: FBT003 - torch's
     try:
@@ -157,8 +160,9 @@ def _as_it_is(optimizer: Optimizer) -> Iterator[None]:
     finally:
         for parameter in frozen:
             parameter.requires_grad_(False)  # noqa: FBT003
-        if not optimizer.state.get(parameters[0], True):
-            del optimizer.state[parameters[0]]
+        for parameter in without:
+            if not optimizer.state.get(parameter, True):
+                del optimizer.state[parameter]
 
 
 # -- writing
@@ -430,6 +434,8 @@ class SavedPart:
         size, dtype = self.tensors[key]
         if isinstance(parameter, DTensor) and parameter.shape == size:
             return torch.empty_like(parameter, dtype=dtype)
+        if isinstance(parameter, ShardedTensor) and parameter.shape == size:
+            return _empty_shards(parameter, dtype)
         return torch.empty(size, dtype=dtype)
 
     def _target(self, key: str, here: Any) -> torch.Tensor:
@@ -451,6 +457,18 @@ class SavedPart:
             differing.append(f"of {self.name!r} was saved {_some(ignored)}, not asked for")
         if differing:
             raise self._refused("; ".join(differing))
+
+
+def _empty_shards(like: ShardedTensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return room for this rank's shards of a tensor that lies as `like` does."""
+    whole = like.metadata()
+    shards = [Shard(torch.empty_like(one.tensor, dtype=dtype), one.metadata) for one in like.local_shards()]
+    facts = replace(whole, tensor_properties=replace(whole.tensor_properties, dtype=dtype))
+    return ShardedTensor._init_from_local_shards_and_global_metadata(  # noqa: SLF001 - without a collective
+        shards,
+        facts,
+        process_group=like._process_group,  # noqa: SLF001
+    )
 
 
 def _some(names: Any) -> str:

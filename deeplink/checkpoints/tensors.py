@@ -38,6 +38,12 @@ LONGEST: Final = 16 << 20
 """Bytes of one rank's text."""
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The place of a value in a nested state: its part, then keys and numbers of elements."""
+_SHARDED_KINDS: Final = (
+    ("torch.distributed.tensor", "DTensor"),
+    ("torch.distributed._shard.sharded_tensor", "ShardedTensor"),
+    ("torch.distributed.fsdp._flat_param", "FlatParameter"),
+    ("torch.distributed.fsdp", "FullyShardedDataParallel"),
+)
 _ALIGN = 64
 _WRITE_FAILED = ("inline_container", "PytorchStreamWriter", "Parent directory")
 """How torch.save's errors name their place when it is the storage that refuses: it has no class for them."""
@@ -63,24 +69,30 @@ def check_spread(parts: Mapping[str, Any], spread: str) -> None:
 def _sharded_by_others(part: Any) -> str:
     inner = part.modules() if isinstance(part, torch.nn.Module) else [part]
     kinds = {kind for one in inner for kind in type(one).__mro__}
-    if any(kind.__module__.startswith("torch.distributed.fsdp.fully_sharded") for kind in kinds):
-        return "FullyShardedDataParallel"
     return "DeepSpeed" if any(kind.__module__.startswith("deepspeed.") for kind in kinds) else ""
 
 
 def holds_shards(part: Any) -> bool:
     """Tell whether a model, an optimizer or a state has tensors of which each rank has a part."""
-    sharding = sys.modules.get("torch.distributed.tensor")
-    if sharding is None:  # then there are none
-        return False
+    kinds = tuple(  # a module that was not imported made none
+        getattr(sys.modules[module], kind) for module, kind in _SHARDED_KINDS if module in sys.modules
+    )
     found: list[Any] = []
     if isinstance(part, torch.nn.Module):
+        found += part.modules()  # FullyShardedDataParallel shows plain parameters
         found += part.parameters()
     elif isinstance(part, torch.optim.Optimizer):
         found += (parameter for group in part.param_groups for parameter in group["params"])
     else:
         found += (tensor for _, tensor in _tensors(part, ""))
-    return any(isinstance(tensor, sharding.DTensor) for tensor in found)
+    return any(isinstance(one, kinds) for one in found)
+
+
+def _local_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return what this rank has of a tensor: all of a plain one, its shards of a sharded one."""
+    if hasattr(tensor, "local_shards"):  # ShardedTensor
+        return [shard.tensor for shard in tensor.local_shards()]
+    return [tensor.to_local() if hasattr(tensor, "to_local") else tensor]  # DTensor
 
 
 def put_back(parts: Mapping[str, Any], states: Mapping[str, Any]) -> None:
@@ -252,16 +264,16 @@ def _mapped(state: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 def nonfinite(state: Any) -> dict[str, str]:
     """Return the names of tensors that hold a number that is none, with `nan` or `inf`, whichever is worse."""
-    found = {}
-    for name, whole in _tensors(state, ""):
-        tensor = whole.to_local() if hasattr(whole, "to_local") else whole
+    found: dict[str, str] = {}
+    for name, tensor in ((name, part) for name, whole in _tensors(state, "") for part in _local_parts(whole)):
         if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel() or not _is_plain(tensor):
             continue
         # A sum is finite only if all of it is: one pass without memory. Then a closer look: a sum may overflow.
         wide = torch.complex128 if tensor.is_complex() else torch.float64
         if bool(torch.isfinite(tensor.sum(dtype=wide))) or bool(torch.isfinite(tensor).all()):
             continue
-        found[name] = "nan" if bool(torch.isnan(tensor).any()) else "inf"
+        if found.get(name) != "nan":
+            found[name] = "nan" if bool(torch.isnan(tensor).any()) else "inf"
     return found
 
 

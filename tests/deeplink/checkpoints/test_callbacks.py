@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from typing_extensions import override
 
 from deeplink.checkpoints import CheckpointError, Checkpoints, huggingface, lightning
 from deeplink.checkpoints.huggingface import trainer_callback
@@ -23,26 +24,37 @@ class Callback:
     """The base of either framework's callbacks."""
 
 
-LIGHTNING, TRANSFORMERS = SimpleNamespace(Callback=Callback), SimpleNamespace(TrainerCallback=Callback)
+class Strategy:
+    """The base of Lightning's strategies."""
+
+    def __init__(self) -> None:
+        self.checkpoint_io = CheckpointIO()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Path) -> None:
+        self.checkpoint_io.save_checkpoint(checkpoint, path)
+
+
+LIGHTNING = SimpleNamespace(Callback=Callback, strategies=SimpleNamespace(Strategy=Strategy))
+TRANSFORMERS = SimpleNamespace(TrainerCallback=Callback)
 
 
 class CheckpointIO:
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str, storage_options: Any = None) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Path) -> None:
         raise AssertionError("Lightning's own must not write")
 
 
 class LightningTrainer:
     """What of Lightning's Trainer is used (2.6): global_step, is_global_zero, strategy, save_checkpoint."""
 
-    def __init__(self, *, writes_itself: bool = False) -> None:
-        self.strategy = SimpleNamespace(checkpoint_io=CheckpointIO())
-        self.global_step, self.is_global_zero, self.writes_itself = 0, True, writes_itself
+    def __init__(self, strategy: Strategy | None = None) -> None:
+        self.strategy = strategy or Strategy()
+        self.global_step, self.is_global_zero = 0, True
         self.weight = torch.zeros(2)
 
-    def save_checkpoint(self, filepath: str, weights_only: bool = False, storage_options: Any = None) -> None:
+    def save_checkpoint(self, filepath: Any) -> None:
         state = {"global_step": self.global_step, "state_dict": {"w": self.weight}, "loops": {"fit": 1}}
-        if self.is_global_zero and not self.writes_itself:
-            self.strategy.checkpoint_io.save_checkpoint(state, filepath, storage_options=storage_options)
+        if self.is_global_zero:
+            self.strategy.save_checkpoint(state, filepath)
 
 
 def test_lightning_saves_each_so_many_steps_and_waits_at_the_end(tmp_path: Path) -> None:
@@ -73,12 +85,33 @@ def test_lightnings_other_ranks_take_part_and_write_nothing(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_strategy_that_writes_itself_is_named(tmp_path: Path) -> None:
-    trainer = LightningTrainer(writes_itself=True)
+class WritingStrategy(Strategy):
+    """One that writes a folder of its own."""
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Path) -> None:
+        path.mkdir()
+        (path / "shard-0").write_text(str(checkpoint["global_step"]))
+
+
+def test_a_strategy_that_writes_itself_writes_into_a_checkpoint(tmp_path: Path) -> None:
+    trainer = LightningTrainer(WritingStrategy())
     trainer.global_step = 1
-    callback = lightning_callback(Checkpoints(tmp_path, attempt=FIRST), every=1, framework=LIGHTNING)
-    with pytest.raises(CheckpointError, match="SimpleNamespace does not hand its checkpoints"):
-        callback.on_train_batch_end(trainer, None, None, None, 0)
+    checkpoints = Checkpoints(tmp_path, attempt=FIRST)
+    callback = lightning_callback(checkpoints, every=1, framework=LIGHTNING)
+    callback.on_train_batch_end(trainer, None, None, None, 0)
+    path = lightning.latest_path(checkpoints)
+    assert path is not None
+    assert (Path(path) / "shard-0").read_text() == "1"
+
+
+def test_a_strategy_that_writes_itself_cannot_write_to_nodes_own_disks(tmp_path: Path) -> None:
+    trainer = LightningTrainer(WritingStrategy())
+    trainer.global_step = 1
+    with Checkpoints(tmp_path / "shared", local=tmp_path / "local", attempt=FIRST) as checkpoints:
+        callback = lightning_callback(checkpoints, every=1, framework=LIGHTNING)
+        with pytest.raises(CheckpointError, match="WritingStrategy the ranks of all nodes write into one folder"):
+            callback.on_train_batch_end(trainer, None, None, None, 0)
 
 
 def test_what_hugging_faces_trainer_wrote_is_taken_in(tmp_path: Path) -> None:

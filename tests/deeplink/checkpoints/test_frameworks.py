@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import lightning
 import pytest
 import torch
 import transformers
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from typing_extensions import override
@@ -17,6 +21,9 @@ from typing_extensions import override
 from deeplink.checkpoints import Checkpoints, huggingface
 from deeplink.checkpoints import lightning as ours
 from deeplink.core.types import Attempt
+from tests.deeplink.checkpoints.test_multirank_save import leave
+from tests.deeplink.checkpoints.test_resuming import run as launch
+from tests.deeplink.checkpoints.trainings import joined
 
 STEPS = 12
 
@@ -122,6 +129,74 @@ def train(folder: Path, relaunch: int, killed_at: int | None = None) -> tuple[li
         )
         trainer.train(resume_from_checkpoint=huggingface.latest_path(checkpoints))
     return weights(model), model.calls
+
+
+class ShardedModule(Module):
+    """One whose layer is sharded over the ranks."""
+
+    @override
+    def configure_model(self) -> None:
+        assert self.device_mesh is not None
+        fully_shard(self.layer, mesh=self.device_mesh["data_parallel"])
+
+
+def fit_sharded(rank: int, world: int, meeting: str, folder: Path) -> None:
+    """Train as one of two ranks; one relaunch after the end of both goes on."""
+    joined(rank, world, meeting)
+    for relaunch, killed_at in ((0, 8), (1, None)):
+        with Checkpoints(folder, attempt=Attempt(1, 0, relaunch)) as checkpoints:
+            trainer = lightning.Trainer(
+                accelerator="cpu",
+                strategy=ModelParallelStrategy(
+                    data_parallel_size=world, tensor_parallel_size=1, process_group_backend="gloo"
+                ),
+                plugins=[Joined(rank, world)],
+                devices=world,
+                max_steps=STEPS,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                callbacks=[ours.lightning_callback(checkpoints, every=3)],
+            )
+            module = ShardedModule(killed_at)
+            with suppress(KilledError):
+                trainer.fit(
+                    module, StatefulDataLoader(Rows(), batch_size=2), ckpt_path=ours.latest_path(checkpoints)
+                )
+            (folder.parent / f"calls-{relaunch}-{rank}").write_text(str(module.calls))
+    leave()
+
+
+class Joined(LightningEnvironment):
+    """Two ranks that are there already."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        super().__init__()
+        self._rank, self._world = rank, world
+
+    @property
+    @override
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @override
+    def local_rank(self) -> int:
+        return self._rank
+
+    @override
+    def global_rank(self) -> int:
+        return self._rank
+
+    @override
+    def world_size(self) -> int:
+        return self._world
+
+
+def test_lightnings_sharded_strategy_is_resumed_by_all_ranks(tmp_path: Path) -> None:
+    launch(fit_sharded, 2, tmp_path / "c")
+    calls = [(tmp_path / f"calls-{relaunch}-{rank}").read_text() for relaunch in (0, 1) for rank in (0, 1)]
+    assert calls == ["8", "8", "6", "6"]
 
 
 @pytest.mark.parametrize("run", [fit, train], ids=["lightning", "transformers"])

@@ -73,3 +73,10 @@ def test_one_rank_goes_on_from_what_two_saved(two: Path, kind: str) -> None:
 def test_two_ranks_go_on_from_what_one_saved(one: Path, kind: str) -> None:
     resumed = losses(one, kind, "resumed-by-2")
     assert resumed == pytest.approx(losses(one, kind, "trained")[-len(resumed) :], rel=1e-4)
+
+
+@pytest.mark.timeout(2 * WAIT_S)
+@pytest.mark.parametrize(("kind", "saved"), trainings.CROSSED)
+def test_a_training_goes_on_wrapped_in_another_way(two: Path, kind: str, saved: str) -> None:
+    resumed = losses(two, saved, f"resumed-as-{kind}")
+    assert resumed == pytest.approx(losses(two, saved, "trained")[-len(resumed) :], rel=1e-4)

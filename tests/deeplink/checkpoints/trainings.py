@@ -122,6 +122,20 @@ def sharded(model: nn.Module) -> Any:
     return fully_shard(model)
 
 
+def wrapped(model: nn.Module, **options: Any) -> Any:
+    """Return it within the older FSDP, which keeps the parameters that optimizers know."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    each_layer = ModuleWrapPolicy({nn.Linear})
+    cpu = torch.device("cpu")
+    return FullyShardedDataParallel(model, device_id=cpu, auto_wrap_policy=each_layer, **options)
+
+
+def kept(model: nn.Module) -> Any:
+    return wrapped(model, use_orig_params=True)
+
+
 def replicated(model: nn.Module) -> Any:
     return nn.parallel.DistributedDataParallel(model)
 
@@ -238,6 +252,9 @@ KINDS: dict[str, Callable[[], Training]] = {
     "fsdp-momentum": lambda: simple(sharded, momentum),
     "fsdp-adamw": lambda: simple(sharded, adamw),
     "fsdp-tensor-lr": lambda: simple(sharded, tensor_lr),
+    "older-fsdp-momentum": lambda: simple(kept, momentum),
+    "older-fsdp-adamw": lambda: simple(kept, adamw),
+    "older-fsdp-flat": lambda: simple(wrapped, adamw),
     "fsdp-and-plain-parts": everything,
     "fsdp-scaler": scaled,
     "tied": tied,
@@ -250,6 +267,14 @@ KINDS: dict[str, Callable[[], Training]] = {
     "compiled": compiled,
     "unused": unused,
 }
+
+
+CROSSED = (
+    ("fsdp-adamw", "older-fsdp-adamw"),
+    ("older-fsdp-flat", "fsdp-adamw"),
+    ("ddp-sharded", "older-fsdp-flat"),
+)
+"""As which kind a training goes on, and which saved it."""
 
 
 def joined(rank: int, world: int, meeting: str) -> None:
@@ -291,18 +316,19 @@ def train(rank: int, world: int, meeting: str, folder: Path) -> None:
 
 
 def resume(rank: int, world: int, meeting: str, folder: Path) -> None:
-    """Go on from what each kind saved; note each step's loss."""
+    """Go on from what each kind saved, and some as another kind; note each step's loss."""
     joined(rank, world, meeting)
-    for kind in KINDS:
+    for kind, saved in [*((kind, kind) for kind in KINDS), *CROSSED]:
         noted: Any = []
         try:
             training = made(kind)
-            with Checkpoints(folder / kind, readonly=True) as checkpoints:
+            with Checkpoints(folder / saved, readonly=True) as checkpoints:
                 checkpoints.resume(**training.parts)
             noted = [training.step(number) for number in range(training.saved_at, STEPS)]
         except Exception as problem:  # noqa: BLE001
             noted = repr(problem)
-        _note(rank, folder / f"{kind}.resumed-by-{world}.json", noted)
+        by = f"by-{world}" if kind == saved else f"as-{kind}"
+        _note(rank, folder / f"{saved}.resumed-{by}.json", noted)
     leave()
 
 
