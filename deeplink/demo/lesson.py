@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 BIG = 20_000  # images; beyond it two epochs teach enough
+LIGHT_EPOCHS = 4  # for one with torch: its steps take so little that a node would die after the last of them
 TEST_EVERY = 5  # each fifth of scikit-learn's digits is for testing: 1,437 to train on, 360 to test with
 
 
@@ -77,6 +78,7 @@ def lesson(source: Path, ranks: int) -> Lesson:
     except UnidentifiedImageError as problem:
         raise _unfit(source, f"{images[0].name} is no image") from problem
     epochs = 2 if len(images) > BIG else max(2, min(40, 24_000 // len(images)))
+    epochs *= 1 if has_torch() else LIGHT_EPOCHS
     batch_size = 32 if len(images) > BIG else 16
     steps = epochs * -(-len(images) // (batch_size * ranks))
     total = sum(path.stat().st_size for path in images)

@@ -228,6 +228,8 @@ class Story:
             self._comment(event, stage)
         if not any(event["event"] == "ended" and event["code"] == 0 for event in follower.events):
             raise demo_failed("the job failed", stage.output())
+        if len(follower.named("attempt-started")) == 1:
+            raise demo_failed("the training was over before a node could be lost", stage.output())
         return follower.events, self.clock.monotonic()
 
     def _advance(
