@@ -131,9 +131,9 @@ class LocalSource(Source):
         if not (picker.enters(key) if is_folder else picker.takes(key)):
             return None
         try:
+            facts = path.stat()  # first: `resolve` raises a RuntimeError for a link that leads to itself
             if path.is_symlink():
                 self._check_link(key, path, picker.wanted)
-            facts = path.stat()
         except OSError as problem:
             picker.refuse(key, self._failed(key, problem))
             return None

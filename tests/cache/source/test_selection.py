@@ -77,18 +77,19 @@ def test_all_that_is_bad_is_named_at_once_and_can_be_skipped(tmp_path: Path) -> 
     write_tree(tmp_path, TREE)
     (tmp_path / "train" / "dangling").symlink_to("nowhere")
     (tmp_path / "out").symlink_to("/etc/hostname")
+    (tmp_path / "loop").symlink_to("loop")
     os.mkfifo(tmp_path / "val" / "pipe")
     with open(os.fsencode(tmp_path) + b"/caf\xe9.png", "wb"):  # noqa: PTH123 - a name no text can hold
         pass
-    with pytest.raises(SourceError, match="4 files cannot be packed") as refused:
+    with pytest.raises(SourceError, match="5 files cannot be packed") as refused:
         listed(tmp_path)
     for said in ("train/dangling", "outside of the source", "neither a file nor a folder", "not UTF-8"):
         assert said in str(refused.value)
     assert "--skip-bad" in refused.value.remedy
     found = open_source(str(tmp_path)).listing(Selection(skip_bad=True))
     assert list(found.keys) == PLAIN
-    assert sorted(found.bad) == ["caf\udce9.png", "out", "train/dangling", "val/pipe"]
-    assert found.bad_count == 4
+    assert sorted(found.bad) == ["caf\udce9.png", "loop", "out", "train/dangling", "val/pipe"]
+    assert found.bad_count == 5
 
 
 def test_links_are_followed_where_that_is_asked_for_and_loops_are_bad(tmp_path: Path) -> None:
