@@ -11,6 +11,7 @@ import numpy as np
 from torch.utils import data as torch_data
 from typing_extensions import override
 
+from deeplink.cache.errors import KeyMissingError
 from deeplink.cache.format.index import Labels
 from deeplink.cache.membership import configured_members
 from deeplink.cache.reader import Reader
@@ -60,15 +61,28 @@ class MapDatasetBase(torch_data.Dataset[Any]):
         raise NotImplementedError
 
     @override
-    def __getitem__(self, index: SupportsIndex) -> Any:
-        """Return one item.
+    def __getitem__(self, index: SupportsIndex | str) -> Any:
+        """Return one item, by its number or by its key.
 
         Raises:
             IndexError: there is no such item.
+            KeyMissingError, DatasetError: as `index`.
             DatasetError: it is to have a label, and has none.
             SampleUnavailableError: its bytes cannot be had anywhere.
         """
-        return self.__getitems__([index])[0]
+        return self.__getitems__([self.index(index) if isinstance(index, str) else index])[0]
+
+    def __contains__(self, key: object) -> bool:
+        """Tell whether there is an item with this key."""
+        try:
+            return isinstance(key, str) and self.index(key) >= 0
+        except (DatasetError, KeyMissingError):
+            return False
+
+    @override
+    def __repr__(self) -> str:
+        what = f"{self.name!r}, root={self.root!r}, version={self.version!r}"
+        return f"{type(self).__name__}({what}): {len(self)} items"
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> Any:
         """Return items in the order of `indices`; their bytes are read at once. Raises as `__getitem__`."""
@@ -287,8 +301,9 @@ class Dataset(MapDatasetBase):
         return whole if self._picked is None else whole[self._picked]
 
     @override
-    def __getitem__(self, index: SupportsIndex) -> Any:
-        return self.__getitems__([index]) if self.packed else super().__getitem__(index)
+    def __getitem__(self, index: SupportsIndex | str) -> Any:
+        number = self.index(index) if isinstance(index, str) else index
+        return self.__getitems__([number]) if self.packed else super().__getitem__(number)
 
     @override
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import deeplink
-from deeplink.cache.errors import DatasetMissingError
+from deeplink.cache.errors import DatasetMissingError, KeyMissingError
 from deeplink.cache.packer import pack
 from deeplink.core.config import Config
 from deeplink.data import DeliveryDigest, Order, ResumableSampler, receipt
@@ -85,6 +85,20 @@ def test_items_are_the_files_bytes_and_their_label(train: deeplink.Dataset) -> N
     assert train.__getitems__([41, 0, 41]) == [train[41], train[0], train[41]]
     assert train.__getitems__([]) == []
     assert train.stats().local_samples > 0
+
+
+def test_an_item_is_had_by_its_key_too(train: deeplink.Dataset, config: Config) -> None:
+    assert train["train/bee/005.txt"] == train[25]
+    assert "train/bee/005.txt" in train
+    assert "train/bee/999.txt" not in train
+    assert 25 not in train
+    assert "test/bee/000.txt" not in train, "of another root"
+    with pytest.raises(KeyMissingError, match=r"train/bee/999\.txt"):
+        train["train/bee/999.txt"]
+    packed = deeplink.Dataset("things", root="train", packed=True, config=config)
+    assert [bytes(sample.numpy()) for sample in packed["train/bee/005.txt"]] == [body("train", "bee", 5)]
+    packed.close()
+    assert repr(train).endswith(": 60 items")
 
 
 def test_a_plain_loop_ends_where_the_items_end(train: Any) -> None:
