@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from deeplink.demo.lesson import has_torch
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import IncidentOutcome
 from deeplink.scheduler.slurm.states import JobState
@@ -98,6 +99,7 @@ ip rule add pref 60 ipproto tcp to {network} blackhole
 """
 
 
+@pytest.mark.skipif(not has_torch(), reason="its ranks wait in torch's collectives")
 def test_a_node_whose_ports_for_ranks_are_dropped_is_found_and_left_out(
     fresh_sandbox: Callable[..., Sandbox], record_property: Record
 ) -> None:

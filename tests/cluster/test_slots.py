@@ -88,6 +88,7 @@ srun --ntasks=4 --distribution=arbitrary --overlap --cpus-per-task=2 bash -c 'RA
     assert plain.await_end().state is JobState.COMPLETED, plain.told()
     own = [found(plain, "srun", number) for number in range(4)]
     differ = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_NAME", "SLURM_JOB_NUM_NODES"}
+    differ |= {"SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME"}  # from Slurm 23.02 on
     where = {
         "SLURM_STEP_NODELIST",
         "SLURM_TOPOLOGY_ADDR",

@@ -13,12 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from deeplink.demo.lesson import has_torch
 from deeplink.scheduler.testbed.cluster import Sandbox
 from deeplink.scheduler.testbed.shape import CTL, Shape
 from tests.cluster.conftest import PATIENT
 from tests.waiting import LIMIT_S, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(6 * LIMIT_S)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(6 * LIMIT_S),
+    pytest.mark.skipif(not has_torch(), reason="its scripts read by deeplink.Dataset, which is torch's"),
+]
 STORIES = Path(__file__).parents[1] / "stories"
 FILES = 1797
 _PLACES = ("local", "peer", "home", "source")
