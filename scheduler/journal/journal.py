@@ -312,6 +312,11 @@ class Journal:
             found = self._rows(schema.INCIDENT_BY_HIT, (number, name))
         return from_row(Incident, found[0]) if found else None
 
+    def newest_incident(self, name: str) -> Incident | None:
+        """Return the newest incident that was told under this id: what comes again is another one."""
+        with self._transaction() as db:
+            return incident_dedup.find(db, name)
+
     def stacks(self, incident: str) -> tuple[RankStack, ...]:
         """Return where the ranks were, by rank, of the incident of this id; none where no one asked them."""
         return _all(RankStack, self._rows(schema.STACKS, (incident,))) if self._has_table("stacks") else ()

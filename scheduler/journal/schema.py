@@ -270,7 +270,9 @@ SELECT step, unix FROM progress WHERE {_THIS} AND rank = 0 ORDER BY step DESC LI
 """  # noqa: S608 - a constant of ours
 WORLD_SIZE = f"SELECT world_size FROM attempts WHERE {_THIS}"  # noqa: S608 - a constant of ours
 CANDIDATES = """
-SELECT * FROM incidents WHERE number IN (
+SELECT *, number IN (SELECT number FROM incidents WHERE node = :node UNION SELECT incidents.number
+    FROM incidents JOIN hits ON hits.incident = incidents.id WHERE hits.node = :node) AS shares_node
+FROM incidents WHERE number IN (
   SELECT number FROM incidents WHERE node = :node
   UNION SELECT number FROM incidents WHERE job = :job
   UNION SELECT number FROM incidents WHERE kind = :kind AND kind = 'storage-frozen'
@@ -278,7 +280,12 @@ SELECT * FROM incidents WHERE number IN (
     WHERE hits.node = :node OR hits.job = :job)
 ORDER BY number DESC LIMIT :limit
 """
-INCIDENT_BY_ID = "SELECT * FROM incidents WHERE id = ?"
+# What comes again under an id is `<id>@2`; '@' is followed by 'A'.
+INCIDENT_BY_ID = """
+SELECT * FROM incidents WHERE id = :id OR id IN (SELECT incident FROM hits WHERE id = :id)
+  OR id > :id || '@' AND id < :id || 'A' ORDER BY number DESC LIMIT 1
+"""
+TIMES = "SELECT count(*) FROM incidents WHERE id = :id OR id > :id || '@' AND id < :id || 'A'"
 OPEN_OF_JOB = """
 SELECT * FROM incidents WHERE outcome = 'open'
   AND (job = :job OR id IN (SELECT incident FROM hits WHERE job = :job AND outcome = 'open'))
@@ -296,10 +303,6 @@ END_HITS = (
 )
 OTHERS_HIT = """
 SELECT count(*) FROM hits WHERE incident = :incident AND job IS NOT NULL AND job != :job AND outcome = 'open'
-"""
-BELOW = "SELECT node FROM hits WHERE incident = ? AND node IS NOT NULL"
-LOST_BELOW = """
-SELECT * FROM incidents WHERE node = :node AND id != :incident ORDER BY number DESC LIMIT :limit
 """
 TAKE_OVER = (
     "UPDATE actions SET incident = :incident WHERE incident = :id",

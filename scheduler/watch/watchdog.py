@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.core.descriptors import LockHeldError, opened, try_lock
 from deeplink.scheduler.journal.journal import JournalError
-from deeplink.scheduler.recovery.evidence import PASSING, Remedy
+from deeplink.scheduler.recovery.evidence import FORGOTTEN_S, PASSING, Remedy
 from deeplink.scheduler.recovery.judge import cut_off, is_over, judge
 from deeplink.scheduler.recovery.records import Incident, IncidentKind, IncidentOutcome, incident_id
 from deeplink.scheduler.watch.memory import REMEMBERED_S, Carried, ReturnedNodes
@@ -196,7 +195,7 @@ class Daemon:
             self.metrics.verdicts.labels(IncidentKind.WATCHDOG_PARTITIONED).inc()
         if not doubt:
             for verdict in verdicts:
-                self._handle(self._tracker.named(verdict), snapshot)
+                self._handle(verdict, snapshot)
             self._tracker.settle(snapshot, verdicts)
             self._returned_nodes.note(snapshot)
         self._close_ended(snapshot)
@@ -260,7 +259,7 @@ def _doubt(verdicts: Iterable[Verdict]) -> Verdict | None:
 class _Passing:
     """An open incident that may pass by itself."""
 
-    episode: str
+    incident: str  # its id: what comes again has another
     kind: IncidentKind
     node: NodeName | None
     leaf: str
@@ -288,10 +287,10 @@ class IncidentTracker:
             if hit.kind == IncidentKind.WATCHDOG_PARTITIONED:
                 # Its watchdog was ended in doubt of itself: that is over; ours, if any, is another incident.
                 self._write(replace(hit, outcome=IncidentOutcome.RECOVERED, recovered_unix=self.clock.unix()))
-            base, _, episode = hit.id.rpartition("@")
-            if base and hit.kind in PASSING:  # a launcher, or a newer watchdog, may have written others
+            if hit.kind in PASSING and hit.id.startswith("cluster-"):  # the others are launchers'
+                base = hit.id.partition("@")[0]
                 leaf = base.partition(f"-{IncidentKind.SWITCH_SUSPECT}-")[2]
-                self._passing[base] = _Passing(episode, IncidentKind(hit.kind), hit.node, leaf)
+                self._passing[base] = _Passing(hit.id, IncidentKind(hit.kind), hit.node, leaf)
 
     def miss(self, since_unix: float, until_unix: float) -> None:
         """Note that whoever led before us did not end in order, and no one watched until we began."""
@@ -317,21 +316,6 @@ class IncidentTracker:
             )
         self.say(f"{IncidentKind.WATCHDOG_AWAY}: {evidence}")
 
-    def named(self, verdict: Verdict) -> Verdict:
-        """Return a verdict with the episode it belongs to: the open one of its kind, or a new one."""
-        if verdict.family not in PASSING:
-            return verdict
-        known = self._passing.get(verdict.incident)
-        if known:
-            known.over_since = None
-            return replace(verdict, episode=known.episode)
-        # Also where the clock was set back: what is over is another one.
-        tries = (replace(verdict, episode=str(at)) for at in itertools.count(int(self.clock.unix())))
-        named = next(each for each in tries if not self.journal.incident(each.incident))
-        node = None if verdict.leaf else verdict.node
-        self._passing[verdict.incident] = _Passing(named.episode, verdict.family, node, verdict.leaf)
-        return named
-
     def is_new(self, verdict: Verdict) -> bool:
         """Whether the verdict has not been told within the last minute; from now on it has."""
         fresh = verdict.key not in self._told
@@ -340,36 +324,43 @@ class IncidentTracker:
 
     def record(self, verdict: Verdict, below: Collection[NodeName] = ()) -> Incident:
         """Return the incident a verdict belongs to, written down where that says something new."""
-        known = self._known(verdict)
-        if known and (
-            verdict.key in self._told
-            or known.outcome is IncidentOutcome.RECOVERED
-            or verdict.kind is IncidentKind.REQUEUE_HELD
-        ):
+        standing = self._passing.get(verdict.incident)
+        known = self.journal.newest_incident(standing.incident if standing else verdict.incident)
+        if known is None and verdict.kind is IncidentKind.REQUEUE_HELD:
+            known = self._cause_of_hold(verdict)
+        is_over = known is not None and known.outcome is IncidentOutcome.RECOVERED
+        passes = verdict.incident_kind in PASSING and standing is None
+        # What ends an attempt that is still there is not what was over before.
+        if known and not passes and (verdict.key in self._told or (is_over and not verdict.ends)):
             return known
         now = self.clock.unix()
         idle = self.acting or verdict.remedy is Remedy.NOTHING
         would = "" if idle else f"; observed only, would {verdict.remedy}"
-        return self._write(
+        kept = self._write(
             Incident(
-                id=known.id if known else verdict.incident,
+                id=known.id if known and not is_over else verdict.incident,
                 kind=verdict.incident_kind,
                 node=None if verdict.leaf else verdict.node,
                 attempt=verdict.attempt,
                 evidence="; ".join(verdict.reasons) + would,
-                began_unix=now - verdict.since_s,
+                # Later than what is over, also where the clock was set back.
+                began_unix=max(now - verdict.since_s, known.recovered_unix + 1e-3 if known and is_over else 0.0),
                 detected_unix=now,
             ),
             below,
         )
+        if passes:
+            node = None if verdict.leaf else verdict.node
+            self._passing[verdict.incident] = _Passing(kept.id, verdict.incident_kind, node, verdict.leaf)
+        return kept
 
-    def _known(self, verdict: Verdict) -> Incident | None:
-        if verdict.attempt and verdict.kind is IncidentKind.REQUEUE_HELD:
-            # What made Slurm requeue it is on record, and being held is a part of that.
-            for hit in self.journal.incidents(job=verdict.attempt.job, limit=16):
-                if hit.attempt == verdict.attempt:
-                    return hit
-        return self.journal.incident(verdict.incident)
+    def _cause_of_hold(self, verdict: Verdict) -> Incident | None:
+        """Return what made Slurm put a job back: on record for its attempt, or that the controller was cut off."""
+        job = verdict.attempt.job if verdict.attempt else None
+        theirs = [one for one in self.journal.incidents(job=job, limit=16) if one.attempt == verdict.attempt]
+        since_unix = self.clock.unix() - FORGOTTEN_S
+        doubts = self.journal.incidents(kind=IncidentKind.WATCHDOG_PARTITIONED, limit=1)
+        return next((one for one in (*theirs, *doubts) if one in theirs or one.recovered_unix >= since_unix), None)
 
     def _write(self, incident: Incident, below: Collection[NodeName] = ()) -> Incident:
         kept = self.journal.record_incident(incident, below)
@@ -380,7 +371,7 @@ class IncidentTracker:
         """Close what is over: of these verdicts, reached just now, nothing is."""
         now = self.clock.monotonic()
         self._told = {key: at for key, at in self._told.items() if now - at < REPEAT_S}
-        standing = {replace(verdict, episode="").incident for verdict in verdicts}
+        standing = {verdict.incident for verdict in verdicts}
         for base, passing in list(self._passing.items()):
             over = base not in standing and is_over(
                 passing.kind, passing.node, passing.leaf, snapshot, self.policy
@@ -388,14 +379,14 @@ class IncidentTracker:
             passing.over_since = (passing.over_since or now) if over else None
             if passing.over_since is not None and now - passing.over_since >= PASSED_S:
                 del self._passing[base]
-                self._end(f"{base}@{passing.episode}", now - passing.over_since)
+                self._end(passing.incident, now - passing.over_since)
 
     def _end(self, name: str, ago_s: float) -> None:
         known = self.journal.incident(name)
         if known and known.outcome is IncidentOutcome.OPEN:
             ended = max(self.clock.unix() - ago_s, known.detected_unix)
             self._write(replace(known, outcome=IncidentOutcome.RECOVERED, recovered_unix=ended))
-            self.say(f"{name}: over")
+            self.say(f"{name}: over after {ended - known.began_unix:.1f} s")
 
     def hear_doubt(self, doubt: Verdict | None) -> bool:
         """Note whether we doubt ourselves now; return whether that has just begun."""
@@ -405,27 +396,23 @@ class IncidentTracker:
             self._doubt_since = now
             self.say(f"{doubt.kind}: touching nothing: {'; '.join(doubt.reasons)}")
         if doubt and not self._doubt and self._doubt_since is not None and now - self._doubt_since >= DOUBT_S:
-            began = self.clock.unix() - (now - self._doubt_since)
-            self._doubt = incident_id(None, IncidentKind.WATCHDOG_PARTITIONED, f"{began:.0f}")
-            self._write(self._doubted(began, "; ".join(doubt.reasons)))
+            unix = self.clock.unix()
+            self._doubt = self._write(
+                Incident(
+                    id=doubt.incident,
+                    kind=doubt.kind,
+                    evidence="; ".join(doubt.reasons),
+                    began_unix=unix - (now - self._doubt_since),
+                    detected_unix=unix,
+                )
+            ).id
         if not doubt and self._doubt_since is not None:
-            self.say(f"{IncidentKind.WATCHDOG_PARTITIONED}: over after {now - self._doubt_since:.1f} s")
-            known = self.journal.incident(self._doubt) if self._doubt else None
-            if known:
-                self._write(self._doubted(known.began_unix, known.evidence, recovered_unix=self.clock.unix()))
+            if self._doubt:
+                self._end(self._doubt, 0.0)
+            else:
+                self.say(f"{IncidentKind.WATCHDOG_PARTITIONED}: over after {now - self._doubt_since:.1f} s")
             self._doubt_since, self._doubt = None, ""
         return begun
-
-    def _doubted(self, began: float, evidence: str, recovered_unix: float = 0.0) -> Incident:
-        return Incident(
-            id=self._doubt,
-            kind=IncidentKind.WATCHDOG_PARTITIONED,
-            evidence=evidence,
-            began_unix=began,
-            detected_unix=began + DOUBT_S,
-            recovered_unix=recovered_unix,
-            outcome=IncidentOutcome.RECOVERED if recovered_unix else IncidentOutcome.OPEN,
-        )
 
     def close(self, job: int, outcome: IncidentOutcome) -> None:
         """Give every open incident of a job its end: the job's own."""

@@ -800,7 +800,7 @@ def test_what_is_no_jobs_keeps_its_name_whichever_jobs_it_hits() -> None:
 
 def test_one_node_one_incident_whichever_verdict_names_it() -> None:
     verdicts = judge(Snapshot(jobs=(STRANDED,), nodes=cluster(gone("n1"))), POLICY)
-    assert {verdict.incident for verdict in verdicts} == {"17.0.0-node-dead-n1"}
+    assert {verdict.incident for verdict in verdicts} == {"17.0.0-end"}
     assert len({verdict.key for verdict in verdicts}) == 2
 
 

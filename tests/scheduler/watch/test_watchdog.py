@@ -263,7 +263,7 @@ def test_an_episode_that_begins_after_the_clock_was_set_back_is_another_incident
     attend(bench, 3, found())
     (first,) = sick(bench)
     attend(bench, 12)
-    began = int(first.id.rpartition("@")[2])
+    began = int(first.began_unix)
     bench.clock.epoch = began - bench.clock.now
     attend(bench, 3, found())
     assert [one.outcome for one in sick(bench)] == [IncidentOutcome.RECOVERED, IncidentOutcome.OPEN]
