@@ -6,6 +6,7 @@ node, job or id of it has a row in `hits`, with how that job is now. Whoever ask
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from deeplink.core.codec import from_row, to_row
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal import schema
 from deeplink.scheduler.recovery.incident_merging import (
+    SLACK_S,
     are_together,
     is_same,
     merged,
@@ -51,7 +53,7 @@ def _row(incident: Incident) -> dict[str, Any]:
 
 def put(db: sqlite3.Connection, told: Incident, below: Collection[NodeName] = ()) -> Incident:
     """Add a telling to the incident it belongs to, or begin one; return what is on record then."""
-    known = find(db, told.id)
+    known = find(db, told.id, told.began_unix)
     if known is not None and _is_another(known, told):
         told, known = replace(told, id=_next_id(db, told.id)), None
     elif known is not None and known.kind == IncidentKind.WATCHDOG_PARTITIONED and told.attempt is not None:
@@ -73,13 +75,13 @@ def put(db: sqlite3.Connection, told: Incident, below: Collection[NodeName] = ()
         _put_node(db, whole, told.node)
     if below:
         _take_over(db, whole, below)
-    return incident_of(db.execute("SELECT * FROM incidents WHERE id = ?", (whole.id,)).fetchone())
+    return incident_of(db.execute(schema.INCIDENT_BY_ID, (whole.id, whole.id)).fetchone())
 
 
-def find(db: sqlite3.Connection, name: str) -> Incident | None:
-    """Return the incident of this id, of several the newest; None where there is none."""
-    row = db.execute(schema.INCIDENT_BY_ID, {"id": name}).fetchone()
-    return incident_of(row) if row else None
+def find(db: sqlite3.Connection, name: str, began_unix: float = math.inf) -> Incident | None:
+    """Return the incident of this id that had begun by then, of several the newest; None where there is none."""
+    known = [incident_of(row) for row in db.execute(schema.INCIDENTS_BY_ID, {"id": name})]
+    return next((one for one in known if one.began_unix <= began_unix + SLACK_S), known[-1] if known else None)
 
 
 def _is_another(known: Incident, told: Incident) -> bool:
@@ -96,8 +98,9 @@ def _next_id(db: sqlite3.Connection, name: str) -> str:
 
 def put_moment(db: sqlite3.Connection, incident: str, moment: Moment) -> None:
     """Add to the course of the incident of this id, if it is on record."""
-    known = find(db, incident)
-    if known is not None:
+    row = db.execute(schema.INCIDENT_BY_ID, (incident, incident)).fetchone()
+    if row is not None:
+        known = incident_of(row)
         whole = replace(known, timeline=united(known.timeline, [moment]))
         db.execute(schema.CHANGE_INCIDENT, _row(whole))
 

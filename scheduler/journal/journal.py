@@ -99,6 +99,7 @@ class Journal:
         self.path = path
         self._lock = threading.RLock()
         self._listeners: list[Callable[[], None]] = []
+        self.changes = 0  # counts what was written here of incidents and actions
         if read_only and not path.exists():
             raise JournalMissingError(path)
         self._standby = Standby(path, emergency, _opened) if emergency else None
@@ -188,7 +189,8 @@ class Journal:
             if begun:
                 what = f"begun: {action.remedy}{f' of {action.node}' if action.node else ''}"
                 incident_dedup.put_moment(db, action.incident, Moment(action.began_unix, what))
-            return begun
+        self._tell_listeners()
+        return begun
 
     def end_action(self, key: str, result: str, now_unix: float, acted: Incident | None = None) -> None:
         """Write down how an action ended, and with it what its incident is then; a second end changes nothing."""
@@ -203,8 +205,7 @@ class Journal:
             )
             if acted:
                 incident_dedup.put(db, acted)
-        if acted:
-            self._tell_listeners()
+        self._tell_listeners()
 
     def set_excluded(self, job: int, nodes: Mapping[NodeName, float]) -> None:
         """Remember which nodes of a job's ExcNodeList are there because of us, not of its user, and since when."""
@@ -388,6 +389,7 @@ class Journal:
                     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
     def _tell_listeners(self) -> None:
+        self.changes += 1
         for listener in self._listeners:
             listener()
 

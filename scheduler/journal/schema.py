@@ -280,10 +280,11 @@ FROM incidents WHERE number IN (
     WHERE hits.node = :node OR hits.job = :job)
 ORDER BY number DESC LIMIT :limit
 """
+INCIDENT_BY_ID = "SELECT * FROM incidents WHERE id = ? OR id = (SELECT incident FROM hits WHERE id = ?)"
 # What comes again under an id is `<id>@2`; '@' is followed by 'A'.
-INCIDENT_BY_ID = """
+INCIDENTS_BY_ID = """
 SELECT * FROM incidents WHERE id = :id OR id IN (SELECT incident FROM hits WHERE id = :id)
-  OR id > :id || '@' AND id < :id || 'A' ORDER BY number DESC LIMIT 1
+  OR id > :id || '@' AND id < :id || 'A' ORDER BY number DESC
 """
 TIMES = "SELECT count(*) FROM incidents WHERE id = :id OR id > :id || '@' AND id < :id || 'A'"
 OPEN_OF_JOB = """

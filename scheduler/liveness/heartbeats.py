@@ -158,7 +158,6 @@ class LauncherHeartbeat:
     ourselves: bool = True  # it came since
     missed_s: float = 0.0  # how long before we came back it came; 0 where it came since
     boots: Mapping[NodeName, str] = field(default_factory=dict)  # kernels as first reported in this attempt
-    tellings: int = 0  # heartbeats of this attempt that told about incidents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +193,6 @@ class HeartbeatTable:
                 return False
             same = before if before and before.beat.attempt == beat.attempt else None
             if same and same.ourselves and same.heard_at > now:
-                self._heard[job] = replace(same, tellings=same.tellings + bool(beat.incidents))
                 return False
             boots = dict(same.boots) if same else {}
             for node in beat.node_beats:
@@ -202,12 +200,7 @@ class HeartbeatTable:
                     boots.setdefault(node.name, node.boot_id)
             # Newest last, so that the first is the one to forget.
             self._heard.pop(job, None)
-            self._heard[job] = LauncherHeartbeat(
-                beat=beat,
-                heard_at=now,
-                boots=boots,
-                tellings=(same.tellings if same else 0) + bool(beat.incidents),
-            )
+            self._heard[job] = LauncherHeartbeat(beat=beat, heard_at=now, boots=boots)
             if len(self._heard) > MOST_JOBS:
                 del self._heard[next(iter(self._heard))]
         news = before is None or before.beat.phase is not beat.phase

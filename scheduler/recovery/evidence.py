@@ -48,7 +48,6 @@ class ProbeResult(Enum):
 class WatchPolicy(Thresholds):
     """When evidence is enough, and what an operator lets the watchdog do."""
 
-    act_on_switch: bool = True  # the nodes of a silent leaf are given up, named after the leaf
     resume: bool = False  # nodes that we drained are taken back; those drained in a leaf's name are in any case
 
 
@@ -227,27 +226,11 @@ class Remedy(StrEnum):
 
 
 PASSING = frozenset(
-    {
-        IncidentKind.NODE_SICK,
-        IncidentKind.SLURMD_LOST,
-        IncidentKind.AGENTS_SILENT,
-        # Of an older watchdog's: over as soon as one of today looks.
-        IncidentKind.GRES_LEAKED,
-        IncidentKind.STORAGE_FROZEN,
-        IncidentKind.SWITCH_SUSPECT,
-    }
+    {IncidentKind.NODE_SICK, IncidentKind.SLURMD_LOST, IncidentKind.AGENTS_SILENT, IncidentKind.SWITCH_SUSPECT}
 )
-"""Kinds that may pass by themselves, and come again: each time is an incident of its own."""
+"""Kinds of no job in particular, which pass by themselves and come again: each time is another incident."""
 _OF_A_LOST_NODE = frozenset({IncidentKind.JOB_STRANDED, IncidentKind.LAUNCHER_LOST})
 """Kinds that, with a node to blame, are the loss of that node."""
-_OF_NO_JOB = frozenset(
-    {
-        IncidentKind.SWITCH_SUSPECT,
-        IncidentKind.AGENTS_SILENT,
-        IncidentKind.SLURMD_LOST,
-    }
-)
-"""Kinds that are one incident, however many jobs they hit, and whichever of them comes and goes meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +251,7 @@ class Verdict:
 
     def __post_init__(self) -> None:
         """Name the incident: whoever sees the same fault names the same one."""
-        attempt = None if self.leaf or self.kind in _OF_NO_JOB else self.attempt
+        attempt = None if self.incident_kind in PASSING else self.attempt
         object.__setattr__(self, "ends", attempt is not None and not self.idle)
         what = self.leaf or self.node or ""
         name = end_id(attempt) if attempt and self.ends else incident_id(attempt, self.incident_kind, what)

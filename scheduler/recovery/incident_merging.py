@@ -69,7 +69,7 @@ def _tells_more(old: str, new: str) -> bool:
         return new in KNOWN_LATER
     if new == IncidentKind.APPLICATION_FAILED:
         return old in OF_THE_APPLICATION
-    return old in RANKS_ENDED and new in NODE_LOST
+    return old in RANKS_ENDED | {IncidentKind.LAUNCHER_LOST} and new in NODE_LOST
 
 
 def united(*timelines: Iterable[Moment]) -> tuple[Moment, ...]:
@@ -141,7 +141,7 @@ LONGEST_S = 3_600.0  # an incident without an end takes nothing up that begins s
 
 
 def is_same(old: Incident, new: Incident, *, shares_node: bool) -> bool:
-    """Whether `new`, told under another id, is the fault that `old` is: both the loss of one node, or of one job."""
+    """Whether `new`, told under another id, is the fault that `old` is: one node's loss, or one job's at once."""
     if old.kind == new.kind == IncidentKind.STORAGE_FROZEN:
         return are_together(old, new)
     if new.kind not in NODE_LOST or new.node is None:

@@ -250,7 +250,7 @@ def _needs_restart(
         exclude=tuple(sorted({*dead, *back, *whole_leaf, *_suspects(job, policy)})),
         blame=min(blame, key=lambda name: name not in job.rank_nodes, default=None),  # a spare strands no one
         leaf=leaf,
-        since_s=job.beat_age_s if kind is IncidentKind.LAUNCHER_LOST else 0.0,
+        since_s=job.unheard_s if kind is IncidentKind.LAUNCHER_LOST else 0.0,
     )
 
 

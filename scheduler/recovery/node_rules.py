@@ -254,8 +254,6 @@ def about_leaf(
     if leaves > 1 or lately:
         said = f"brake: {leaves + len(lately)} leaves within {policy.brake_s:.0f} s; one at a time is believed"
         return [replace(verdict, reasons=(*verdict.reasons, said))]
-    if not policy.act_on_switch:
-        return [verdict]
     down = [
         replace(verdict, remedy=node_remedy(node.name, snapshot, policy, set(names)), node=node.name)
         for node in watched

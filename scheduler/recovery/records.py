@@ -75,7 +75,6 @@ class IncidentKind(StrEnum):
     OUT_OF_MEMORY = "out-of-memory"
     PREEMPTED = "preempted"
     TIME_LIMIT = "time-limit"
-    GRES_LEAKED = "gres-leaked"
     STORAGE_FROZEN = "storage-frozen"
     AGENTS_SILENT = "agents-silent"  # all at once: the wire to them, not they
     WATCHDOG_AWAY = "watchdog-away"  # the one that led did not end in order: no one watched for a time

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.recovery.evidence import Snapshot, Verdict, WatchPolicy
     from deeplink.scheduler.watch.actor import Actor
     from deeplink.scheduler.watch.bindings import Bindings
-    from deeplink.scheduler.watch.memory import JournalCache
     from deeplink.scheduler.watch.observer import Observer
 
 TENSE_S = 0.5  # rounds of probes while there is suspicion
@@ -55,7 +54,6 @@ class Daemon:
     say: Callable[[str], None]
     bindings: Bindings | None = None
     lock: LeaderLock | None = None
-    patient: bool = True
     interval_s: float = 1.0
     _tracker: IncidentTracker = field(init=False)
     _returned_nodes: ReturnedNodes = field(init=False)
@@ -70,7 +68,6 @@ class Daemon:
     def __post_init__(self) -> None:
         self._tracker = IncidentTracker(
             journal=self.journal,
-            memory=self.observer.memory,
             policy=self.policy,
             clock=self.clock,
             acting=self.actor is not None,
@@ -106,7 +103,7 @@ class Daemon:
             pause_s = self._round()
             self._sign()  # with what was seen in it
         except JournalError as problem:
-            if problem.corrupt or not self.patient:
+            if problem.corrupt:
                 raise
             self._sign()
             self._ticked = now = self.clock.monotonic()
@@ -172,9 +169,7 @@ class Daemon:
     def _work(self) -> None:
         # While Slurm does not answer nothing is known of which nodes there are, and no command would work.
         if self.actor and not self.observer.cluster.problem:
-            before, self._busy = self._busy, self.actor.work()
-            if before or self._busy:
-                self.observer.acted()
+            self._busy = self.actor.work()
         if self.bindings:
             (self.bindings.unable if self.observer.cluster.problem else self.bindings.look)()
 
@@ -213,9 +208,7 @@ class Daemon:
                 self._returned_nodes.lose(replace(incident, node=node.name), node.boot_id)
         acts = verdict.remedy is not Remedy.NOTHING
         begun = self.actor is not None and acts and self.actor.begin(verdict, incident)
-        if begun:
-            self._busy = True
-            self.observer.acted()
+        self._busy = self._busy or begun
         if self._tracker.is_new(verdict) or begun:
             self.metrics.verdicts.labels(verdict.kind).inc()
             what = f"would {verdict.remedy}" if acts and not self.actor else verdict.remedy
@@ -271,7 +264,6 @@ class IncidentTracker:
     """Keeps the incidents of the watchdog's own verdicts. One thread only."""
 
     journal: Journal
-    memory: JournalCache
     policy: WatchPolicy
     clock: Clock
     acting: bool
@@ -284,13 +276,16 @@ class IncidentTracker:
     def begin(self) -> None:
         """Take over what is open: whoever led before us saw it begin."""
         for hit in self.journal.incidents(only_open=True):
-            if hit.kind == IncidentKind.WATCHDOG_PARTITIONED:
-                # Its watchdog was ended in doubt of itself: that is over; ours, if any, is another incident.
-                self._write(replace(hit, outcome=IncidentOutcome.RECOVERED, recovered_unix=self.clock.unix()))
-            if hit.kind in PASSING and hit.id.startswith("cluster-"):  # the others are launchers'
+            if not hit.id.startswith("cluster-"):
+                continue  # a job's: it ends with that
+            if hit.kind in PASSING:
                 base = hit.id.partition("@")[0]
                 leaf = base.partition(f"-{IncidentKind.SWITCH_SUSPECT}-")[2]
                 self._passing[base] = _Passing(hit.id, IncidentKind(hit.kind), hit.node, leaf)
+            elif (
+                hit.attempt is None
+            ):  # a doubt of that one's of itself, or what no one judges any more: it is over
+                self._end(hit.id, 0.0)
 
     def miss(self, since_unix: float, until_unix: float) -> None:
         """Note that whoever led before us did not end in order, and no one watched until we began."""
@@ -303,7 +298,7 @@ class IncidentTracker:
         if before and before.timeline and 0.0 <= began - before.timeline[-1].unix < CRASH_LOOP_S:
             self.journal.record_moment(before.id, until_unix, f"again: {evidence}")  # a crash loop is one incident
         else:
-            self._write(
+            self.journal.record_incident(
                 Incident(
                     id=incident_id(None, IncidentKind.WATCHDOG_AWAY, f"{began:.0f}"),
                     kind=IncidentKind.WATCHDOG_AWAY,
@@ -334,17 +329,21 @@ class IncidentTracker:
         if known and not passes and (verdict.key in self._told or (is_over and not verdict.ends)):
             return known
         now = self.clock.unix()
+        began = now - verdict.since_s
+        if known and known.kind == IncidentKind.WATCHDOG_PARTITIONED:
+            began = known.began_unix  # a part of that
+        elif known and is_over:
+            began = max(began, known.recovered_unix + 1e-3)  # also where the clock was set back
         idle = self.acting or verdict.remedy is Remedy.NOTHING
         would = "" if idle else f"; observed only, would {verdict.remedy}"
-        kept = self._write(
+        kept = self.journal.record_incident(
             Incident(
-                id=known.id if known and not is_over else verdict.incident,
+                id=known.id if known else verdict.incident,
                 kind=verdict.incident_kind,
                 node=None if verdict.leaf else verdict.node,
                 attempt=verdict.attempt,
                 evidence="; ".join(verdict.reasons) + would,
-                # Later than what is over, also where the clock was set back.
-                began_unix=max(now - verdict.since_s, known.recovered_unix + 1e-3 if known and is_over else 0.0),
+                began_unix=began,
                 detected_unix=now,
             ),
             below,
@@ -355,17 +354,12 @@ class IncidentTracker:
         return kept
 
     def _cause_of_hold(self, verdict: Verdict) -> Incident | None:
-        """Return what made Slurm put a job back: on record for its attempt, or that the controller was cut off."""
+        """Return what made Slurm put a job back: on record for its attempt, or a controller that was cut off."""
         job = verdict.attempt.job if verdict.attempt else None
         theirs = [one for one in self.journal.incidents(job=job, limit=16) if one.attempt == verdict.attempt]
         since_unix = self.clock.unix() - FORGOTTEN_S
         doubts = self.journal.incidents(kind=IncidentKind.WATCHDOG_PARTITIONED, limit=1)
-        return next((one for one in (*theirs, *doubts) if one in theirs or one.recovered_unix >= since_unix), None)
-
-    def _write(self, incident: Incident, below: Collection[NodeName] = ()) -> Incident:
-        kept = self.journal.record_incident(incident, below)
-        self.memory.changed(incident.attempt.job if incident.attempt else None)
-        return kept
+        return next(iter([*theirs, *(one for one in doubts if one.recovered_unix >= since_unix)]), None)
 
     def settle(self, snapshot: Snapshot, verdicts: Iterable[Verdict]) -> None:
         """Close what is over: of these verdicts, reached just now, nothing is."""
@@ -385,7 +379,7 @@ class IncidentTracker:
         known = self.journal.incident(name)
         if known and known.outcome is IncidentOutcome.OPEN:
             ended = max(self.clock.unix() - ago_s, known.detected_unix)
-            self._write(replace(known, outcome=IncidentOutcome.RECOVERED, recovered_unix=ended))
+            self.journal.record_incident(replace(known, outcome=IncidentOutcome.RECOVERED, recovered_unix=ended))
             self.say(f"{name}: over after {ended - known.began_unix:.1f} s")
 
     def hear_doubt(self, doubt: Verdict | None) -> bool:
@@ -397,7 +391,7 @@ class IncidentTracker:
             self.say(f"{doubt.kind}: touching nothing: {'; '.join(doubt.reasons)}")
         if doubt and not self._doubt and self._doubt_since is not None and now - self._doubt_since >= DOUBT_S:
             unix = self.clock.unix()
-            self._doubt = self._write(
+            self._doubt = self.journal.record_incident(
                 Incident(
                     id=doubt.incident,
                     kind=doubt.kind,
@@ -417,7 +411,6 @@ class IncidentTracker:
     def close(self, job: int, outcome: IncidentOutcome) -> None:
         """Give every open incident of a job its end: the job's own."""
         self.journal.close_incidents(job, outcome, self.clock.unix())
-        self.memory.changed(job)
 
 
 # A lock so that one watchdog leads per journal; it also tells whether the last leader ended or was killed.
@@ -435,7 +428,7 @@ class LeaderLock:
     def watch(self, seen: Carried) -> None:
         """Note a round, so that whoever leads next knows since when no one did, and what was seen until then."""
         # Two system calls; the first round waits for the disk.
-        line = b"%017.3f %s\n" % (seen.unix, json.dumps(asdict(seen)).encode())
+        line = json.dumps(asdict(seen)).encode()
         os.pwrite(self._file, line, 0)
         os.ftruncate(self._file, len(line))
         if not self._lasts:
@@ -457,19 +450,9 @@ def leading(journal: Path) -> Iterator[LeaderLock]:
         if not try_lock(descriptor):
             remedy = "One leads; this one waits, or give it a journal of its own."
             raise LockHeldError(f"another watchdog holds {path}", remedy=remedy)
-        yield LeaderLock(last_unix=_last(descriptor), carried=_carried(descriptor), _file=descriptor)
-
-
-def _last(descriptor: int) -> float | None:
-    left = os.pread(descriptor, LONGEST_LINE, 0)
-    try:
-        return float(left.split()[0]) if left else None
-    except (ValueError, IndexError):  # half of it was written, or somebody else did
-        return os.fstat(descriptor).st_mtime
-
-
-def _carried(descriptor: int) -> Carried | None:
-    try:
-        return Carried(**json.loads(os.pread(descriptor, LONGEST_LINE, 0).partition(b" ")[2]))
-    except (ValueError, TypeError):  # the same, or an older watchdog
-        return None
+        left = os.pread(descriptor, LONGEST_LINE, 0)
+        carried, last_unix = None, os.fstat(descriptor).st_mtime if left else None
+        with suppress(ValueError, TypeError):  # half of it was written, or somebody else did, or an older watchdog
+            carried = Carried(**json.loads(left))
+            last_unix = carried.unix
+        yield LeaderLock(last_unix=last_unix, carried=carried, _file=descriptor)

@@ -156,7 +156,9 @@ def test_an_attempt_ends_once_whoever_sees_it_first(journal: Journal, order: tup
     assert all(eye.evidence in known.evidence for eye in EYES)
     assert [one.id for name in ("n5", "n6") for one in journal.incidents(node=name)] == [known.id] * 2
     trains(journal, AGAIN, 170.0)
-    assert [(one.outcome, one.recovered_unix) for one in journal.incidents()] == [(IncidentOutcome.RECOVERED, 170.0)]
+    assert [(one.outcome, one.recovered_unix) for one in journal.incidents()] == [
+        (IncidentOutcome.RECOVERED, 170.0)
+    ]
 
 
 def test_three_nodes_that_die_at_once_and_a_spare_beside_them_are_one_incident(journal: Journal) -> None:
@@ -284,7 +286,7 @@ BELOW = (NodeName("n4"), NodeName("n5"))
 @pytest.mark.parametrize("early", [True, False], ids=["before", "after"])
 def test_a_cut_leaf_is_one_incident_named_after_the_leaf(journal: Journal, early: bool) -> None:
     theirs = (SILENT, hit(IncidentKind.NODE_SILENT, "n4", OTHER, 101.0))
-    elsewhere = hit(IncidentKind.NODE_SILENT, "n0", began=80.0)
+    elsewhere = hit(IncidentKind.NODE_SILENT, "n0", Attempt(9, 0, 0), 80.0)
     journal.record_incident(elsewhere)
     numbers: list[int] = []
     if early:
