@@ -140,6 +140,15 @@ SLACK_S = 5.0  # two clocks, and two who count a silence from another moment
 LONGEST_S = 3_600.0  # an incident without an end takes nothing up that begins so long after it
 
 
+def is_another(old: Incident, new: Incident) -> bool:
+    """Whether what is told under an id began after what is known under it had ended."""
+    if old.outcome is IncidentOutcome.OPEN or new.outcome is not IncidentOutcome.OPEN:
+        return False
+    # A launcher that fails ends its incident, and its job may be held for it; hours later it is another job.
+    after_s = 0.0 if old.outcome is IncidentOutcome.RECOVERED else LONGEST_S
+    return new.began_unix > _end(old) + after_s
+
+
 def is_same(old: Incident, new: Incident, *, shares_node: bool) -> bool:
     """Whether `new`, told under another id, is the fault that `old` is: one node's loss, or one job's at once."""
     if old.kind == new.kind == IncidentKind.STORAGE_FROZEN:

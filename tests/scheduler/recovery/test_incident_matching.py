@@ -197,6 +197,21 @@ def test_what_comes_again_under_an_id_is_another_incident_and_what_is_told_late_
     assert [one.id for one in journal.incidents()] == [third.id, again.id, first.id]
 
 
+def test_another_job_of_the_same_number_has_incidents_of_its_own(journal: Journal) -> None:
+    failed = dataclasses.replace(SILENT, outcome=IncidentOutcome.FAILED)
+    journal.record_incident(failed)
+    held = hit(IncidentKind.REQUEUE_HELD, None, began=500.0)
+    assert journal.record_incident(held).id == SILENT.id, "its launcher failed, and Slurm holds it"
+    year = 3.2e7
+    later = hit(IncidentKind.RANKS_HUNG, None, began=100.0 + year)
+    assert journal.record_incident(later).id == f"{SILENT.id}@2"
+    journal.record_incident(dataclasses.replace(later, outcome=IncidentOutcome.FAILED))
+    assert [(one.began_unix, one.outcome.value) for one in journal.incidents()] == [
+        (100.0 + year, "failed"),
+        (100.0, "failed"),
+    ]
+
+
 def test_a_job_that_slurm_puts_back_for_a_controller_that_was_cut_off_opens_that_incident_again(
     journal: Journal,
 ) -> None:
@@ -206,8 +221,14 @@ def test_a_job_that_slurm_puts_back_for_a_controller_that_was_cut_off_opens_that
     journal.record_incident(dataclasses.replace(held, began_unix=100.0))
     (known,) = journal.incidents()
     assert (known.kind, known.outcome, known.attempt) == ("self-in-doubt", IncidentOutcome.OPEN, FIRST)
+    other = hit(IncidentKind.REQUEUE_HELD, None, OTHER, id=doubt.id)
+    journal.record_incident(other)
     trains(journal, ANEW, 170.0)
+    assert [one.outcome for one in journal.incidents()] == [IncidentOutcome.OPEN], "another job waits"
+    assert [one.attempt for one in journal.incidents(job=3)] == [OTHER]
+    trains(journal, Attempt(3, 1, 0), 180.0)
     assert [one.outcome for one in journal.incidents(job=2)] == [IncidentOutcome.RECOVERED]
+    assert journal.incidents()[0].recovered_unix == 180.0
 
 
 def test_a_node_lost_across_attempts_is_one_incident_whichever_id_is_told_later(journal: Journal) -> None:

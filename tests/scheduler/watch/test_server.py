@@ -24,7 +24,6 @@ from deeplink.scheduler.liveness.heartbeats import (
     beat_from_wire,
     beat_to_wire,
     incident_from_wire,
-    incident_to_wire,
     words,
 )
 from deeplink.scheduler.recovery.evidence import WatchPolicy
@@ -124,6 +123,10 @@ def test_what_a_beat_says_survives_the_wire() -> None:
         assert heard == told
     late = beat_from_wire(beat_to_wire(dataclasses.replace(said, waited_s=1.5)), now_unix=10.0)
     assert (late.waited_s, late.node_beats[0].seen_unix) == (1.5, 8.5)
+
+
+def incident_to_wire(incident: Incident) -> watch_pb2.IncidentRecord:
+    return beat_to_wire(dataclasses.replace(beat(), incidents=(incident,))).incidents[0]
 
 
 def test_the_course_and_the_stacks_of_an_incident_survive_the_wire() -> None:

@@ -16,6 +16,7 @@ from deeplink.scheduler.journal import schema
 from deeplink.scheduler.recovery.incident_merging import (
     SLACK_S,
     are_together,
+    is_another,
     is_same,
     merged,
     step_seconds,
@@ -54,7 +55,7 @@ def _row(incident: Incident) -> dict[str, Any]:
 def put(db: sqlite3.Connection, told: Incident, below: Collection[NodeName] = ()) -> Incident:
     """Add a telling to the incident it belongs to, or begin one; return what is on record then."""
     known = find(db, told.id, told.began_unix)
-    if known is not None and _is_another(known, told):
+    if known is not None and is_another(known, told):
         told, known = replace(told, id=_next_id(db, told.id)), None
     elif known is not None and known.kind == IncidentKind.WATCHDOG_PARTITIONED and told.attempt is not None:
         known = replace(
@@ -71,8 +72,11 @@ def put(db: sqlite3.Connection, told: Incident, below: Collection[NodeName] = ()
             schema.PUT_STACK, [{**to_row(one), "incident": whole.id} for one in within_bounds(told.stacks)]
         )
         db.execute(schema.THIN_STACKS, (KEPT_STACKS,))
-    if known and told.node and whole.node and told.node != whole.node and told.id == whole.id:
-        _put_node(db, whole, told.node)
+    if known and told.id == known.id:
+        if told.node and known.node and told.node != known.node:
+            _put_node(db, whole, told.node)
+        if told.attempt and known.attempt and told.attempt.job != known.attempt.job:
+            _put_job(db, known, told, f"{known.id}/{told.attempt}")
     if below:
         _take_over(db, whole, below)
     return incident_of(db.execute(schema.INCIDENT_BY_ID, (whole.id, whole.id)).fetchone())
@@ -82,12 +86,6 @@ def find(db: sqlite3.Connection, name: str, began_unix: float = math.inf) -> Inc
     """Return the incident of this id that had begun by then, of several the newest; None where there is none."""
     known = [incident_of(row) for row in db.execute(schema.INCIDENTS_BY_ID, {"id": name})]
     return next((one for one in known if one.began_unix <= began_unix + SLACK_S), known[-1] if known else None)
-
-
-def _is_another(known: Incident, told: Incident) -> bool:
-    """Whether what comes under an id began when what is known under it was over."""
-    is_over = known.outcome is IncidentOutcome.RECOVERED and known.recovered_unix > 0
-    return is_over and told.outcome is IncidentOutcome.OPEN and told.began_unix > known.recovered_unix
 
 
 def _next_id(db: sqlite3.Connection, name: str) -> str:
@@ -154,9 +152,7 @@ def _of_the_same_fault(db: sqlite3.Connection, told: Incident) -> Incident | Non
 
 def _joined(db: sqlite3.Connection, known: Incident, told: Incident) -> Incident:
     """Note that `told` is `known`, too; return `known`, open again where it only waited for this."""
-    if known.attempt is not None and not db.execute(schema.HIT, (known.id,)).fetchone():
-        db.execute(schema.PUT_HIT, _hit(known, known.id))
-    db.execute(schema.PUT_HIT, _hit(told, known.id))
+    _put_job(db, known, told, told.id)
     if known.outcome is IncidentOutcome.FAILED and told.outcome is IncidentOutcome.OPEN:
         # Its launcher gave it that end when it told about this one; the job goes on being in need.
         return replace(known, outcome=IncidentOutcome.OPEN)
@@ -212,12 +208,17 @@ def _put_node(db: sqlite3.Connection, whole: Incident, name: NodeName) -> None:
     db.execute(schema.PUT_HIT, {**hit, "id": f"{whole.id}/{name}"})
 
 
+def _put_job(db: sqlite3.Connection, known: Incident, told: Incident, name: str) -> None:
+    """Note what else an incident hit, of which it is told as `name`; and what it hit first."""
+    if known.attempt is not None and not db.execute(schema.HIT, (known.id,)).fetchone():
+        db.execute(schema.PUT_HIT, _hit(known, known.id))
+    db.execute(schema.PUT_HIT, {**_hit(told, known.id), "id": name})
+
+
 def _with_part(db: sqlite3.Connection, whole: Incident, part: Incident) -> Incident:
-    if whole.attempt is not None and not db.execute(schema.HIT, (whole.id,)).fetchone():
-        db.execute(schema.PUT_HIT, _hit(whole, whole.id))
     for statement in schema.TAKE_OVER:
         db.execute(statement, {"id": part.id, "incident": whole.id})
-    db.execute(schema.PUT_HIT, _hit(part, whole.id))
+    _put_job(db, whole, part, part.id)
     told = replace(part, evidence=f"{part.id}: {part.evidence}", outcome=IncidentOutcome.OPEN, recovered_unix=0.0)
     both = merged(whole, told)
     db.execute(schema.CHANGE_INCIDENT, _row(both))
