@@ -54,6 +54,7 @@ class Daemon:
     say: Callable[[str], None]
     bindings: Bindings | None = None
     lock: LeaderLock | None = None
+    patient: bool = True
     interval_s: float = 1.0
     _tracker: IncidentTracker = field(init=False)
     _returned_nodes: ReturnedNodes = field(init=False)
@@ -103,7 +104,7 @@ class Daemon:
             pause_s = self._round()
             self._sign()  # with what was seen in it
         except JournalError as problem:
-            if problem.corrupt:
+            if problem.corrupt or not self.patient:
                 raise
             self._sign()
             self._ticked = now = self.clock.monotonic()

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from deeplink.core.finding import Finding, Severity
 from deeplink.core.types import Attempt, NodeName
-from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.journal.journal import Journal, JournalError
 from deeplink.scheduler.recovery.evidence import ProbeResult, WatchPolicy
 from deeplink.scheduler.recovery.records import Beat, Incident, IncidentOutcome, NodeRecord, Phase
 from deeplink.scheduler.watch.memory import Carried
@@ -770,6 +770,13 @@ def test_one_that_is_lost_when_the_controller_goes_for_minutes_is_helped_when_th
     bench.cluster.frozen = False
     go(bench, 60)
     assert "scontrol requeue 17" in bench.cluster.asked
+
+
+def test_one_that_is_not_patient_says_that_the_journal_takes_nothing(bench: Bench) -> None:
+    bench.journal.close()
+    bench.daemon.patient = False
+    with pytest.raises(JournalError):
+        bench.daemon.run(lambda _: True)
 
 
 def test_a_stranded_launcher_that_is_not_heard_any_more_is_helped_in_the_end(bench: Bench) -> None:
