@@ -383,7 +383,7 @@ class Journal:
             with self._transaction(durable=True) as db:
                 version = self._pragma("user_version")  # another process may have been quicker
                 if version < SCHEMA_VERSION:
-                    _execute_each(db, MIGRATIONS[version] if version else CREATE)
+                    schema.execute_each(db, MIGRATIONS[version] if version else CREATE)
                     version = version + 1 if version else SCHEMA_VERSION
                     db.execute(f"PRAGMA user_version = {version}")
                     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -480,12 +480,6 @@ def _put_points(db: sqlite3.Connection, points: Collection[ProgressPoint]) -> No
             db.execute(schema.SPARSE_POINTS, {**this, "before": oldest, "every": SPARSE_S})
         if db.execute(schema.COUNT_POINTS, this).fetchone()[0] > KEPT_POINTS:
             db.execute(schema.THIN_POINTS, this)
-
-
-def _execute_each(db: sqlite3.Connection, script: str) -> None:
-    # Not executescript, which commits: a schema is made whole or not at all.
-    for statement in filter(str.strip, script.split(";")):
-        db.execute(statement)
 
 
 def _writing(path: Path) -> sqlite3.Connection:

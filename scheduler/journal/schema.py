@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import sqlite3
+
 APPLICATION_ID = 0x444C4A31  # "DLJ1", in the file's head: tells a journal from any other SQLite file
 SCHEMA_VERSION = 5
 
@@ -162,6 +167,13 @@ ALTER TABLE incidents ADD COLUMN job_label TEXT NOT NULL DEFAULT '';
 """,
 }
 """Schema version -> the statements that lead from it to the next one."""
+
+
+def execute_each(db: sqlite3.Connection, script: str) -> None:
+    """Execute the statements of a script inside a transaction."""
+    # Not executescript, which commits: a schema is made whole or not at all.
+    for statement in filter(str.strip, script.split(";")):
+        db.execute(statement)
 
 
 # Statements. The columns have the names of the records' fields (`core.codec`).

@@ -41,7 +41,7 @@ from deeplink.scheduler.slurm.states import LAUNCH_FAILED, JobState
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from deeplink.core.types import NodeName
+    from deeplink.core.types import Attempt, NodeName
     from deeplink.scheduler.recovery.evidence import JobSnapshot, NodeSnapshot, Snapshot, WatchPolicy
 
 _NODE_LOSS = (Remedy.NOTHING, Remedy.DRAIN, Remedy.DRAIN_DOWN)
@@ -340,6 +340,15 @@ def endings(snapshot: Snapshot) -> list[Verdict]:
 
 
 # What came may pass by itself: is it over?
+
+
+def goes_on(attempt: Attempt, snapshot: Snapshot, policy: WatchPolicy) -> bool:
+    """Whether an attempt is seen to go on with all its nodes, whatever was said of its end."""
+    return any(
+        job.attempt == attempt and job.live and job.phase is Phase.RUNNING
+        for job in snapshot.jobs
+        if job.beat_age_s < policy.tense_beat_s and not missed(job, policy)
+    )
 
 
 def is_over(kind: IncidentKind, node: NodeName | None, leaf: str, snapshot: Snapshot, policy: WatchPolicy) -> bool:

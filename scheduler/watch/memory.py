@@ -18,7 +18,6 @@ from deeplink.scheduler.recovery.records import (
     NODE_LOST,
     IncidentKind,
     IncidentOutcome,
-    Phase,
 )
 
 if TYPE_CHECKING:
@@ -327,7 +326,7 @@ class ReturnedNodes:
             kind = _what_it_was(node, lost, now) if lost.back_at is not None else None
             if kind:
                 del self._lost[name]
-                self._tell(name, lost, kind, snapshot)
+                self._tell(name, lost, kind)
 
     @staticmethod
     def _is_back(node: NodeSnapshot, lost: _Lost, now: float) -> bool:
@@ -336,7 +335,7 @@ class ReturnedNodes:
         # That Slurm hears it says something only where it had noticed the loss.
         return node.slurmd is ProbeResult.ANSWERS or _heard_after(node, lost, now) or lost.missed
 
-    def _tell(self, name: NodeName, lost: _Lost, kind: IncidentKind, snapshot: Snapshot) -> None:
+    def _tell(self, name: NodeName, lost: _Lost, kind: IncidentKind) -> None:
         known = self.journal.incident(lost.incident)
         if known is None:
             return
@@ -344,10 +343,7 @@ class ReturnedNodes:
         rebooted = kind is IncidentKind.NODE_REBOOTED
         which = "another kernel: it had rebooted" if rebooted else "the kernel it had: it was cut off"
         evidence = f"{name} came back after {after:.0f} s with {which}"
-        told = replace(known, kind=kind, evidence=evidence)
-        if any(job.live and job.phase is Phase.RUNNING and job.attempt == known.attempt for job in snapshot.jobs):
-            told = replace(told, outcome=IncidentOutcome.RECOVERED, recovered_unix=self.clock.unix())
-        self.journal.record_incident(told)
+        self.journal.record_incident(replace(known, kind=kind, evidence=evidence))
         self.journal.record_moment(lost.incident, self.clock.unix(), evidence)
         self.say(f"{lost.incident}: {evidence}")
 

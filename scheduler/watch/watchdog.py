@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from deeplink.core.descriptors import LockHeldError, opened, try_lock
 from deeplink.scheduler.journal.journal import JournalError
 from deeplink.scheduler.recovery.evidence import FORGOTTEN_S, PASSING, Remedy
-from deeplink.scheduler.recovery.judge import cut_off, is_over, judge
-from deeplink.scheduler.recovery.records import Incident, IncidentKind, IncidentOutcome, incident_id
+from deeplink.scheduler.recovery.judge import cut_off, goes_on, is_over, judge
+from deeplink.scheduler.recovery.records import Incident, IncidentKind, IncidentOutcome, end_id, incident_id
 from deeplink.scheduler.watch.memory import REMEMBERED_S, Carried, ReturnedNodes
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from deeplink.core.clock import Clock
     from deeplink.core.metrics import WatchMetrics
-    from deeplink.core.types import NodeName
+    from deeplink.core.types import Attempt, NodeName
     from deeplink.scheduler.journal.journal import Journal
     from deeplink.scheduler.recovery.evidence import Snapshot, Verdict, WatchPolicy
     from deeplink.scheduler.watch.actor import Actor
@@ -257,6 +257,7 @@ class _Passing:
     kind: IncidentKind
     node: NodeName | None
     leaf: str
+    attempt: Attempt | None = None  # that it ends, unless that is seen to go on
     over_since: float | None = None
 
 
@@ -277,9 +278,13 @@ class IncidentTracker:
     def begin(self) -> None:
         """Take over what is open: whoever led before us saw it begin."""
         for hit in self.journal.incidents(only_open=True):
-            if not hit.id.startswith("cluster-"):
-                continue  # a job's: it ends with that
-            if hit.kind in PASSING:
+            if hit.attempt and hit.id.partition("@")[0] == end_id(hit.attempt):
+                self._passing[end_id(hit.attempt)] = _Passing(
+                    hit.id, IncidentKind.NODE_DEAD, None, "", hit.attempt
+                )
+            elif not hit.id.startswith("cluster-"):
+                continue  # a launcher's: that ends it
+            elif hit.kind in PASSING:
                 base = hit.id.partition("@")[0]
                 leaf = base.partition(f"-{IncidentKind.SWITCH_SUSPECT}-")[2]
                 self._passing[base] = _Passing(hit.id, IncidentKind(hit.kind), hit.node, leaf)
@@ -349,9 +354,9 @@ class IncidentTracker:
             ),
             below,
         )
-        if passes:
-            node = None if verdict.leaf else verdict.node
-            self._passing[verdict.incident] = _Passing(kept.id, verdict.incident_kind, node, verdict.leaf)
+        if passes or verdict.ends:
+            node, attempt = None if verdict.leaf else verdict.node, verdict.attempt if verdict.ends else None
+            self._passing[verdict.incident] = _Passing(kept.id, verdict.incident_kind, node, verdict.leaf, attempt)
         return kept
 
     def _cause_of_hold(self, verdict: Verdict) -> Incident | None:
@@ -367,14 +372,20 @@ class IncidentTracker:
         now = self.clock.monotonic()
         self._told = {key: at for key, at in self._told.items() if now - at < REPEAT_S}
         standing = {verdict.incident for verdict in verdicts}
+        newest = {job.attempt for job in snapshot.jobs}
+        for base in [base for base, one in self._passing.items() if one.attempt and one.attempt not in newest]:
+            del self._passing[base]  # it has ended
         for base, passing in list(self._passing.items()):
-            over = base not in standing and is_over(
-                passing.kind, passing.node, passing.leaf, snapshot, self.policy
-            )
+            over = base not in standing and self._is_over(passing, snapshot)
             passing.over_since = (passing.over_since or now) if over else None
             if passing.over_since is not None and now - passing.over_since >= PASSED_S:
                 del self._passing[base]
                 self._end(passing.incident, now - passing.over_since)
+
+    def _is_over(self, passing: _Passing, snapshot: Snapshot) -> bool:
+        if passing.attempt is not None:
+            return goes_on(passing.attempt, snapshot, self.policy)
+        return is_over(passing.kind, passing.node, passing.leaf, snapshot, self.policy)
 
     def _end(self, name: str, ago_s: float) -> None:
         known = self.journal.incident(name)

@@ -225,6 +225,28 @@ def test_a_node_that_was_cut_off_and_took_no_training_with_it_is_over_when_it_is
     ]
 
 
+def test_a_launcher_that_is_heard_again_while_its_ranks_went_on_ended_no_attempt(bench: Bench) -> None:
+    bench.act = False
+    bench.start()
+    calm(bench, 3)
+    go(bench, 40)
+    assert [(one.id, one.kind) for one in bench.journal.incidents(only_open=True)] == [
+        ("17.0.0-end", "launcher-lost")
+    ]
+    bench.start()
+    bench.daemon.run(lambda _: True)
+    bench.turn(4, silent="n1")
+    assert bench.journal.incidents(only_open=True), "it misses a node"
+    calm(bench, 12)
+    assert bench.journal.incidents(only_open=True) == ()
+    began = bench.clock.unix()
+    lose(bench, "n1")
+    bench.turn(8, silent="n1")
+    (incident,) = bench.journal.incidents(only_open=True)
+    assert incident.id == "17.0.0-end@2"
+    assert incident.began_unix > began - 10.0, "the standstill is not counted from the launcher's silence on"
+
+
 def test_a_slurmd_that_its_agent_has_started_anew_is_told_once_and_is_over(bench: Bench) -> None:
     anew = Finding(check="slurmd", severity=Severity.NOTE, text="slurmd was gone, and was started again")
     attend(bench, 6, anew)
