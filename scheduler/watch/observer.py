@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import JobId
 from deeplink.scheduler.liveness.heartbeats import NOTHING_SAID, AgentReport, words
-from deeplink.scheduler.liveness.probe import PROBE_DEADLINE_S, slurmd_port
+from deeplink.scheduler.liveness.probe import slurmd_port
 from deeplink.scheduler.recovery.evidence import (
     FORGOTTEN_S,
     TAG,
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.recovery.records import NodeRecord
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
     from deeplink.scheduler.watch.memory import BootAges
-
-__all__ = ["COMMAND_S", "PROBE_DEADLINE_S", "ClusterAnswers", "Observer", "slurmd_port"]
 
 log = logging.getLogger(__name__)
 

@@ -37,16 +37,20 @@ def hit(kind: str, node: str = "n1", outcome: IncidentOutcome = IncidentOutcome.
 def test_what_is_on_record_is_read_again_once_an_incident_or_an_action_was_written(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory, reads = JournalCache(journal=journal), list[object]()
-    read = journal.incidents
-    monkeypatch.setattr(journal, "incidents", lambda **asked: reads.append(asked) or read(**asked))
+    memory, reads, read = JournalCache(journal=journal), list[object](), journal.incidents
+
+    def counted(*, job: int, limit: int) -> tuple[Incident, ...]:
+        reads.append(job)
+        return read(job=job, limit=limit)
+
+    monkeypatch.setattr(journal, "incidents", counted)
     for _ in range(3):
         assert memory.of(FIRST).told == frozenset()
         assert (memory.drained(), memory.open_incidents()) == ({}, 0)
     assert len(reads) == 1
     beat = Beat(attempt=FIRST, phase=Phase.RUNNING, incidents=(hit("node-silent"),))
     journal.record_beat(beat, 1.0)
-    assert (memory.of(FIRST).told, memory.open_incidents()) == ({"node-silent"}, 1)
+    assert (memory.of(FIRST).told, memory.open_incidents()) == (frozenset({"node-silent"}), 1)
     journal.begin_action(
         ActionRecord(key="k", incident="i", remedy="drain", attempt=None, node=NodeName("n1"), began_unix=5.0)
     )
