@@ -265,6 +265,11 @@ class Verdict:
         return IncidentKind.NODE_DEAD if self.node and self.kind in _OF_A_LOST_NODE else self.kind
 
     @property
+    def passes(self) -> bool:
+        """Whether it may be over without anything being done."""
+        return self.ends or self.incident_kind in PASSING
+
+    @property
     def order(self) -> str:
         """What is asked, of whom: with the incident's id the name of the action, whoever reaches the verdict."""
         whose = self.attempt if self.remedy is Remedy.RESTART else None

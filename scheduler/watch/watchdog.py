@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from deeplink.core.descriptors import LockHeldError, opened, try_lock
 from deeplink.scheduler.journal.journal import JournalError
-from deeplink.scheduler.recovery.evidence import FORGOTTEN_S, PASSING, Remedy
-from deeplink.scheduler.recovery.judge import cut_off, goes_on, is_over, judge
-from deeplink.scheduler.recovery.records import Incident, IncidentKind, IncidentOutcome, end_id, incident_id
+from deeplink.scheduler.recovery.evidence import FORGOTTEN_S, PASSING, Remedy, Verdict
+from deeplink.scheduler.recovery.judge import cut_off, is_over, judge
+from deeplink.scheduler.recovery.records import Incident, IncidentKind, IncidentOutcome, incident_id
 from deeplink.scheduler.watch.memory import REMEMBERED_S, Carried, ReturnedNodes
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from deeplink.core.clock import Clock
     from deeplink.core.metrics import WatchMetrics
-    from deeplink.core.types import Attempt, NodeName
+    from deeplink.core.types import NodeName
     from deeplink.scheduler.journal.journal import Journal
-    from deeplink.scheduler.recovery.evidence import Snapshot, Verdict, WatchPolicy
+    from deeplink.scheduler.recovery.evidence import Snapshot, WatchPolicy
     from deeplink.scheduler.watch.actor import Actor
     from deeplink.scheduler.watch.bindings import Bindings
     from deeplink.scheduler.watch.observer import Observer
@@ -250,15 +250,24 @@ def _doubt(verdicts: Iterable[Verdict]) -> Verdict | None:
 
 
 @dataclass(slots=True)
-class _Passing:
-    """An open incident that may pass by itself."""
+class _Standing:
+    """A verdict whose open incident may pass by itself."""
 
     incident: str  # its id: what comes again has another
-    kind: IncidentKind
-    node: NodeName | None
-    leaf: str
-    attempt: Attempt | None = None  # that it ends, unless that is seen to go on
+    verdict: Verdict
     over_since: float | None = None
+
+
+def _verdict_of(hit: Incident) -> Verdict | None:
+    """Return the verdict whose incident this is, as far as it may pass; None where it is none of ours."""
+    base = hit.id.partition("@")[0]
+    try:
+        kind = IncidentKind(hit.kind)
+    except ValueError:  # of a newer launcher
+        return None
+    leaf = base.partition(f"-{IncidentKind.SWITCH_SUSPECT}-")[2]
+    verdict = Verdict(kind=kind, remedy=Remedy.NOTHING, reasons=(), attempt=hit.attempt, node=hit.node, leaf=leaf)
+    return verdict if verdict.incident == base and verdict.passes else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -271,27 +280,17 @@ class IncidentTracker:
     acting: bool
     say: Callable[[str], None]
     _told: dict[str, float] = field(default_factory=dict)
-    _passing: dict[str, _Passing] = field(default_factory=dict)
+    _standing: dict[str, _Standing] = field(default_factory=dict)
     _doubt_since: float | None = None
     _doubt: str = ""
 
     def begin(self) -> None:
         """Take over what is open: whoever led before us saw it begin."""
         for hit in self.journal.incidents(only_open=True):
-            if hit.attempt and hit.id.partition("@")[0] == end_id(hit.attempt):
-                self._passing[end_id(hit.attempt)] = _Passing(
-                    hit.id, IncidentKind.NODE_DEAD, None, "", hit.attempt
-                )
-            elif not hit.id.startswith("cluster-"):
-                continue  # a launcher's: that ends it
-            elif hit.kind in PASSING:
-                base = hit.id.partition("@")[0]
-                leaf = base.partition(f"-{IncidentKind.SWITCH_SUSPECT}-")[2]
-                self._passing[base] = _Passing(hit.id, IncidentKind(hit.kind), hit.node, leaf)
-            elif (
-                hit.attempt is None
-            ):  # a doubt of that one's of itself, or what no one judges any more: it is over
-                self._end(hit.id, 0.0)
+            if verdict := _verdict_of(hit):
+                self._standing[verdict.incident] = _Standing(hit.id, verdict)
+            elif hit.id.startswith("cluster-") and hit.attempt is None:
+                self._end(hit.id, 0.0)  # that one's doubt of itself, or what no one judges any more
 
     def miss(self, since_unix: float, until_unix: float) -> None:
         """Note that whoever led before us did not end in order, and no one watched until we began."""
@@ -325,14 +324,14 @@ class IncidentTracker:
 
     def record(self, verdict: Verdict, below: Collection[NodeName] = ()) -> Incident:
         """Return the incident a verdict belongs to, written down where that says something new."""
-        standing = self._passing.get(verdict.incident)
+        standing = self._standing.get(verdict.incident)
         known = self.journal.newest_incident(standing.incident if standing else verdict.incident)
         if known is None and verdict.kind is IncidentKind.REQUEUE_HELD:
             known = self._cause_of_hold(verdict)
         is_over = known is not None and known.outcome is IncidentOutcome.RECOVERED
-        passes = verdict.incident_kind in PASSING and standing is None
+        begins = verdict.incident_kind in PASSING and standing is None
         # What ends an attempt that is still there is not what was over before.
-        if known and not passes and (verdict.key in self._told or (is_over and not verdict.ends)):
+        if known and not begins and (verdict.key in self._told or (is_over and not verdict.ends)):
             return known
         now = self.clock.unix()
         began = now - verdict.since_s
@@ -354,9 +353,8 @@ class IncidentTracker:
             ),
             below,
         )
-        if passes or verdict.ends:
-            node, attempt = None if verdict.leaf else verdict.node, verdict.attempt if verdict.ends else None
-            self._passing[verdict.incident] = _Passing(kept.id, verdict.incident_kind, node, verdict.leaf, attempt)
+        if verdict.passes:
+            self._standing[verdict.incident] = _Standing(kept.id, verdict)
         return kept
 
     def _cause_of_hold(self, verdict: Verdict) -> Incident | None:
@@ -371,21 +369,17 @@ class IncidentTracker:
         """Close what is over: of these verdicts, reached just now, nothing is."""
         now = self.clock.monotonic()
         self._told = {key: at for key, at in self._told.items() if now - at < REPEAT_S}
-        standing = {verdict.incident for verdict in verdicts}
+        judged = {verdict.incident for verdict in verdicts}
         newest = {job.attempt for job in snapshot.jobs}
-        for base in [base for base, one in self._passing.items() if one.attempt and one.attempt not in newest]:
-            del self._passing[base]  # it has ended
-        for base, passing in list(self._passing.items()):
-            over = base not in standing and self._is_over(passing, snapshot)
-            passing.over_since = (passing.over_since or now) if over else None
-            if passing.over_since is not None and now - passing.over_since >= PASSED_S:
-                del self._passing[base]
-                self._end(passing.incident, now - passing.over_since)
-
-    def _is_over(self, passing: _Passing, snapshot: Snapshot) -> bool:
-        if passing.attempt is not None:
-            return goes_on(passing.attempt, snapshot, self.policy)
-        return is_over(passing.kind, passing.node, passing.leaf, snapshot, self.policy)
+        for base, standing in list(self._standing.items()):
+            if standing.verdict.ends and standing.verdict.attempt not in newest:
+                del self._standing[base]  # it has ended
+                continue
+            over = base not in judged and is_over(standing.verdict, snapshot, self.policy)
+            standing.over_since = (standing.over_since or now) if over else None
+            if standing.over_since is not None and now - standing.over_since >= PASSED_S:
+                del self._standing[base]
+                self._end(standing.incident, now - standing.over_since)
 
     def _end(self, name: str, ago_s: float) -> None:
         known = self.journal.incident(name)
