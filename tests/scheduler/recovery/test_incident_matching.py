@@ -197,6 +197,16 @@ def test_what_comes_again_under_an_id_is_another_incident_and_what_is_told_late_
     assert [one.id for one in journal.incidents()] == [third.id, again.id, first.id]
 
 
+def test_what_an_older_version_left_open_under_its_own_id_is_gone_on_with(journal: Journal) -> None:
+    old = hit(IncidentKind.NODE_SILENT, id="2.0.0-node-silent-n5")
+    sick = hit(IncidentKind.NODE_SICK, attempt=None, id="cluster-node-sick-n4@1764201600", node=NodeName("n4"))
+    for one in (old, sick):
+        journal.record_incident(one)
+    assert journal.record_incident(hit(IncidentKind.NODE_DEAD)).id == old.id
+    assert journal.record_incident(hit(IncidentKind.NODE_SICK, "n4", None)).id == sick.id
+    assert {one.id for one in journal.incidents()} == {old.id, sick.id}
+
+
 def test_another_job_of_the_same_number_has_incidents_of_its_own(journal: Journal) -> None:
     failed = dataclasses.replace(SILENT, outcome=IncidentOutcome.FAILED)
     journal.record_incident(failed)
