@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.timeouts import call_with_timeout
 from deeplink.scheduler.journal.journal import Journal
-from deeplink.scheduler.recovery.records import Action, Incident, IncidentKind, incident_id
+from deeplink.scheduler.recovery.records import Action, Incident, IncidentKind, end_id
 from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.slurm.states import JobState
 
@@ -106,7 +106,7 @@ class BatchHostWatch:
     def _record(self, attempt: Attempt, silent_s: float) -> None:
         now = self.clock.unix()
         incident = Incident(
-            id=incident_id(attempt, IncidentKind.LAUNCHER_LOST),
+            id=end_id(attempt),
             kind=IncidentKind.LAUNCHER_LOST,
             attempt=attempt,
             began_unix=now - silent_s,

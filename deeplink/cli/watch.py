@@ -79,11 +79,6 @@ class _User(click.ParamType[int]):
 @option("--act/--observe", "Act, or only say what would be done. [default: observe]", name="act", default=False)
 @flag("--dry-run", "The same as --observe.")
 @flag("--resume", "Take nodes that we drained back into service once they answer again.")
-@option(
-    "--act-on-switch/--no-act-on-switch",
-    "Give up the nodes that jobs have on a leaf that is wholly silent, in the leaf's name.",
-    default=True,
-)
 @real("--interval S", "Seconds between two looks in calm.", 0.2, 60.0, default=1.0)
 @path_option(
     "--token-file FILE",
@@ -112,7 +107,6 @@ def command(  # noqa: PLR0913 - one parameter for each option
     act: bool,
     dry_run: bool,
     resume: bool,
-    act_on_switch: bool,
     interval: float,
     token_file: Path | None,
     agents: tuple[int, ...],
@@ -148,7 +142,7 @@ def command(  # noqa: PLR0913 - one parameter for each option
         secret=secret,
         agents=agents,
         act=act and not dry_run,
-        policy=with_thresholds(WatchPolicy(resume=resume, act_on_switch=act_on_switch), config.recovery),
+        policy=with_thresholds(WatchPolicy(resume=resume), config.recovery),
         interval_s=interval,
         metrics_bind=metrics_bind,
         channels=channels,

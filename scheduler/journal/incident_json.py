@@ -28,7 +28,6 @@ _GOES_ON = frozenset(
         IncidentKind.SLURMD_LOST,
         IncidentKind.STORAGE_FROZEN,
         IncidentKind.AGENTS_SILENT,
-        IncidentKind.GRES_LEAKED,
     }
 )
 _STOPS_NOTHING = frozenset({Action.NONE, Action.COMMENT, Action.DRAIN})

@@ -24,7 +24,7 @@ from deeplink.core.errors import DeepLinkError
 from deeplink.core.private import PrivateFolderError, check_private_file
 from deeplink.core.text import printable
 from deeplink.core.types import Attempt, NodeName
-from deeplink.scheduler.journal import incident_dedup, schema
+from deeplink.scheduler.journal import incident_rows, schema
 from deeplink.scheduler.journal.incident_json import IncidentNews
 from deeplink.scheduler.journal.schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION
 from deeplink.scheduler.journal.standby import Standby, takes_no_writes
@@ -99,6 +99,7 @@ class Journal:
         self.path = path
         self._lock = threading.RLock()
         self._listeners: list[Callable[[], None]] = []
+        self.changes = 0  # counts what was written here of incidents and actions
         if read_only and not path.exists():
             raise JournalMissingError(path)
         self._standby = Standby(path, emergency, _opened) if emergency else None
@@ -149,8 +150,8 @@ class Journal:
             db.executemany(schema.PUT_NODE, list(map(to_row, beat.node_beats)))
             _put_points(db, beat.progress)
             for incident in beat.incidents:
-                incident_dedup.put(db, incident)
-            settled = incident_dedup.settle(db, to_row(beat.attempt), now_unix)
+                incident_rows.put(db, incident)
+            settled = incident_rows.settle(db, to_row(beat.attempt), now_unix)
         if beat.incidents or settled:
             self._tell_listeners()
 
@@ -165,19 +166,19 @@ class Journal:
         # (`recovery.incident_merging`). Where this one blames a switch, what is on record of the loss of the
         # nodes `below` it becomes a part of it.
         with self._transaction(durable=True) as db:
-            kept = incident_dedup.put(db, incident, below)
+            kept = incident_rows.put(db, incident, below)
         self._tell_listeners()
         return kept
 
     def record_moment(self, incident: str, unix: float, what: str) -> None:
         """Add to the timeline of the incident of this id, if it is on record."""
         with self._transaction() as db:
-            incident_dedup.put_moment(db, incident, Moment(unix, what))
+            incident_rows.put_moment(db, incident, Moment(unix, what))
 
     def close_incidents(self, job: int, outcome: IncidentOutcome, now_unix: float = 0.0) -> None:
         """Give every open incident of a job its end: the job's own, which it had at `now_unix`."""
         with self._transaction(durable=True) as db:
-            found = incident_dedup.close(db, job, outcome, now_unix)
+            found = incident_rows.close(db, job, outcome, now_unix)
         if found:
             self._tell_listeners()
 
@@ -187,8 +188,9 @@ class Journal:
             begun = db.execute(schema.PUT_ACTION, to_row(action)).rowcount == 1
             if begun:
                 what = f"begun: {action.remedy}{f' of {action.node}' if action.node else ''}"
-                incident_dedup.put_moment(db, action.incident, Moment(action.began_unix, what))
-            return begun
+                incident_rows.put_moment(db, action.incident, Moment(action.began_unix, what))
+        self._tell_listeners()
+        return begun
 
     def end_action(self, key: str, result: str, now_unix: float, acted: Incident | None = None) -> None:
         """Write down how an action ended, and with it what its incident is then; a second end changes nothing."""
@@ -198,13 +200,12 @@ class Journal:
                 return
             ended = (now_unix, printable(result), key)
             db.execute("UPDATE actions SET done_unix = ?, result = ? WHERE key = ?", ended)
-            incident_dedup.put_moment(
+            incident_rows.put_moment(
                 db, open_one["incident"], Moment(now_unix, f"ended: {open_one['remedy']}: {result}")
             )
             if acted:
-                incident_dedup.put(db, acted)
-        if acted:
-            self._tell_listeners()
+                incident_rows.put(db, acted)
+        self._tell_listeners()
 
     def set_excluded(self, job: int, nodes: Mapping[NodeName, float]) -> None:
         """Remember which nodes of a job's ExcNodeList are there because of us, not of its user, and since when."""
@@ -312,6 +313,11 @@ class Journal:
             found = self._rows(schema.INCIDENT_BY_HIT, (number, name))
         return from_row(Incident, found[0]) if found else None
 
+    def newest_incident(self, name: str) -> Incident | None:
+        """Return the newest incident that was told under this id: what comes again is another one."""
+        found = self._rows(schema.INCIDENTS_BY_ID, {"id": name})
+        return from_row(Incident, found[0]) if found else None
+
     def stacks(self, incident: str) -> tuple[RankStack, ...]:
         """Return where the ranks were, by rank, of the incident of this id; none where no one asked them."""
         return _all(RankStack, self._rows(schema.STACKS, (incident,))) if self._has_table("stacks") else ()
@@ -377,12 +383,13 @@ class Journal:
             with self._transaction(durable=True) as db:
                 version = self._pragma("user_version")  # another process may have been quicker
                 if version < SCHEMA_VERSION:
-                    _execute_each(db, MIGRATIONS[version] if version else CREATE)
+                    schema.execute_each(db, MIGRATIONS[version] if version else CREATE)
                     version = version + 1 if version else SCHEMA_VERSION
                     db.execute(f"PRAGMA user_version = {version}")
                     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
     def _tell_listeners(self) -> None:
+        self.changes += 1
         for listener in self._listeners:
             listener()
 
@@ -473,12 +480,6 @@ def _put_points(db: sqlite3.Connection, points: Collection[ProgressPoint]) -> No
             db.execute(schema.SPARSE_POINTS, {**this, "before": oldest, "every": SPARSE_S})
         if db.execute(schema.COUNT_POINTS, this).fetchone()[0] > KEPT_POINTS:
             db.execute(schema.THIN_POINTS, this)
-
-
-def _execute_each(db: sqlite3.Connection, script: str) -> None:
-    # Not executescript, which commits: a schema is made whole or not at all.
-    for statement in filter(str.strip, script.split(";")):
-        db.execute(statement)
 
 
 def _writing(path: Path) -> sqlite3.Connection:

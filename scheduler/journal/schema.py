@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import sqlite3
+
 APPLICATION_ID = 0x444C4A31  # "DLJ1", in the file's head: tells a journal from any other SQLite file
 SCHEMA_VERSION = 5
 
@@ -164,6 +169,13 @@ ALTER TABLE incidents ADD COLUMN job_label TEXT NOT NULL DEFAULT '';
 """Schema version -> the statements that lead from it to the next one."""
 
 
+def execute_each(db: sqlite3.Connection, script: str) -> None:
+    """Execute the statements of a script inside a transaction."""
+    # Not executescript, which commits: a schema is made whole or not at all.
+    for statement in filter(str.strip, script.split(";")):
+        db.execute(statement)
+
+
 # Statements. The columns have the names of the records' fields (`core.codec`).
 
 
@@ -270,7 +282,9 @@ SELECT step, unix FROM progress WHERE {_THIS} AND rank = 0 ORDER BY step DESC LI
 """  # noqa: S608 - a constant of ours
 WORLD_SIZE = f"SELECT world_size FROM attempts WHERE {_THIS}"  # noqa: S608 - a constant of ours
 CANDIDATES = """
-SELECT * FROM incidents WHERE number IN (
+SELECT *, number IN (SELECT number FROM incidents WHERE node = :node UNION SELECT incidents.number
+    FROM incidents JOIN hits ON hits.incident = incidents.id WHERE hits.node = :node) AS shares_node
+FROM incidents WHERE number IN (
   SELECT number FROM incidents WHERE node = :node
   UNION SELECT number FROM incidents WHERE job = :job
   UNION SELECT number FROM incidents WHERE kind = :kind AND kind = 'storage-frozen'
@@ -278,7 +292,13 @@ SELECT * FROM incidents WHERE number IN (
     WHERE hits.node = :node OR hits.job = :job)
 ORDER BY number DESC LIMIT :limit
 """
-INCIDENT_BY_ID = "SELECT * FROM incidents WHERE id = ?"
+INCIDENT_BY_ID = "SELECT * FROM incidents WHERE id = ? OR id = (SELECT incident FROM hits WHERE id = ?)"
+# What comes again under an id is `<id>@2`; '@' is followed by 'A'.
+INCIDENTS_BY_ID = """
+SELECT * FROM incidents WHERE id = :id OR id IN (SELECT incident FROM hits WHERE id = :id)
+  OR id > :id || '@' AND id < :id || 'A' ORDER BY number DESC
+"""
+TIMES = "SELECT count(*) FROM incidents WHERE id = :id OR id > :id || '@' AND id < :id || 'A'"
 OPEN_OF_JOB = """
 SELECT * FROM incidents WHERE outcome = 'open'
   AND (job = :job OR id IN (SELECT incident FROM hits WHERE job = :job AND outcome = 'open'))
@@ -296,10 +316,6 @@ END_HITS = (
 )
 OTHERS_HIT = """
 SELECT count(*) FROM hits WHERE incident = :incident AND job IS NOT NULL AND job != :job AND outcome = 'open'
-"""
-BELOW = "SELECT node FROM hits WHERE incident = ? AND node IS NOT NULL"
-LOST_BELOW = """
-SELECT * FROM incidents WHERE node = :node AND id != :incident ORDER BY number DESC LIMIT :limit
 """
 TAKE_OVER = (
     "UPDATE actions SET incident = :incident WHERE incident = :id",

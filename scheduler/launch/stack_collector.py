@@ -6,12 +6,13 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from deeplink.core.codec import from_message
 from deeplink.core.publish import write_unsynced
 from deeplink.core.text import counted
 from deeplink.core.timeouts import call_with_timeout
 from deeplink.rpc.channel import attempt_to_wire
 from deeplink.scheduler.launch.hang_attribution import ProcessSnapshot, RankPlace, blame, main_frames, summary
-from deeplink.scheduler.liveness.heartbeats import stack_from_wire
+from deeplink.scheduler.recovery.records import RankStack
 from deeplink.v1 import node_pb2
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.agent_pool import AgentPool
     from deeplink.scheduler.launch.environment import Launch
     from deeplink.scheduler.launch.event_log import EventLog
-    from deeplink.scheduler.recovery.records import RankStack
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class StackCollector:
         gist = "; ".join(filter(None, [summary(places, blamed), kept]))
         silent = sorted({facts.name for facts in self.launch.nodes} - {node for _, node in answers})
         events.event("stacks", gist, file=str(file), blamed=[one.rank for one in blamed.ranks], silent=silent)
-        stacks = tuple(stack_from_wire(one) for one, _ in answers)
+        stacks = tuple(from_message(RankStack, one) for one, _ in answers)
         return StackReport(gist=gist, suspects=blamed.nodes, stacks=stacks)
 
 

@@ -18,6 +18,7 @@ from deeplink.scheduler.recovery.records import (
     NodeRecord,
     Phase,
     ProgressPoint,
+    end_id,
     incident_id,
 )
 
@@ -155,11 +156,19 @@ class StatusReporter:
         self._report([self.incident] if self.incident else [], now=True)
 
     def open(
-        self, kind: IncidentKind, node: NodeName | None, quiet_s: float, because: str, action: Action
+        self,
+        kind: IncidentKind,
+        node: NodeName | None,
+        quiet_s: float,
+        because: str,
+        action: Action,
+        *,
+        ends: bool = True,
     ) -> None:
-        """Begin an incident whose first evidence is `quiet_s` old; it is reported with the next phase."""
+        """Begin an incident, `quiet_s` old, that ends the attempt unless said; it is told with the next phase."""
         self._held_back.clear()  # what was to be done is done now
         begun = self._begun(kind, node, because, quiet_s)
+        begun = replace(begun, id=end_id(self._beat.attempt)) if ends else begun
         step_s = step_seconds(self._first_point, self._last_point)
         self.incident = replace(begun, action=action, ranks=self._beat.world_size, step_s=step_s)
 

@@ -334,7 +334,7 @@ class Supervisor:
         because = "`deeplink run` itself was killed, and its script goes on without the ranks"
         if self._slurm.requeueable and self._history.gained:
             return AttemptVerdict(NextMove.REQUEUE, because, code=AGAIN_CODE, kind=IncidentKind.LAUNCHER_LOST)
-        self._reporter.open(IncidentKind.LAUNCHER_LOST, None, gone_s, because, Action.NONE)
+        self._reporter.open(IncidentKind.LAUNCHER_LOST, None, gone_s, because, Action.NONE, ends=False)
         self._reporter.enter(Phase.RUNNING, because)
         self._events.event("parent-lost", because)
         return None
@@ -455,7 +455,7 @@ class Supervisor:
         blamed = next(iter((*verdict.lost, *verdict.suspects)), None)
         kind = verdict.kind or IncidentKind.RANK_FAILED
         self._reporter.settle(IncidentOutcome.FAILED)  # the one before, if it has not come to a step since
-        self._reporter.open(kind, blamed, quiet_s, verdict.because, action)
+        self._reporter.open(kind, blamed, quiet_s, verdict.because, action, ends=not verdict.slow)
 
     def _silent_s(self, nodes: Collection[NodeName]) -> dict[NodeName, float]:
         """Return for how long nothing was heard of each of these nodes."""

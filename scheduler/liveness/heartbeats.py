@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from deeplink.core.codec import from_message, to_message
 from deeplink.core.finding import Finding, Severity
 from deeplink.scheduler.recovery.incident_merging import MOST_MOMENTS, MOST_STACKS, united, within_bounds
-from deeplink.scheduler.recovery.records import Beat, Incident, NodeRecord, Phase, RankStack, RecordError
-from deeplink.v1 import common_pb2, node_pb2, watch_pb2
+from deeplink.scheduler.recovery.records import Beat, Incident, NodeRecord, Phase, RecordError
+from deeplink.v1 import common_pb2, watch_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -55,23 +55,13 @@ def _trimmed(incident: Incident) -> Incident:
     return replace(incident, timeline=united(incident.timeline), stacks=within_bounds(incident.stacks))
 
 
-def incident_to_wire(incident: Incident) -> watch_pb2.IncidentRecord:
-    """Return the message for an incident; its number stays at home."""
-    return to_message(_trimmed(incident), watch_pb2.IncidentRecord)
-
-
 def incident_from_wire(message: watch_pb2.IncidentRecord) -> Incident:
-    """Return what `incident_to_wire` was given."""
+    """Return an incident as a launcher told it."""
     what = f"incident {message.id!r}"
     moments, stacks = len(message.timeline), len(message.stacks)
     _bounded(what, {"moments": (moments, MOST_MOMENTS), "stacks": (stacks, MOST_STACKS)})
     with _refusing(what):
         return _trimmed(from_message(Incident, message))
-
-
-def stack_from_wire(message: node_pb2.RankStack) -> RankStack:
-    """Return where a rank was."""
-    return from_message(RankStack, message)
 
 
 def finding_to_wire(finding: Finding) -> common_pb2.Finding:
@@ -158,7 +148,6 @@ class LauncherHeartbeat:
     ourselves: bool = True  # it came since
     missed_s: float = 0.0  # how long before we came back it came; 0 where it came since
     boots: Mapping[NodeName, str] = field(default_factory=dict)  # kernels as first reported in this attempt
-    tellings: int = 0  # heartbeats of this attempt that told about incidents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +183,6 @@ class HeartbeatTable:
                 return False
             same = before if before and before.beat.attempt == beat.attempt else None
             if same and same.ourselves and same.heard_at > now:
-                self._heard[job] = replace(same, tellings=same.tellings + bool(beat.incidents))
                 return False
             boots = dict(same.boots) if same else {}
             for node in beat.node_beats:
@@ -202,12 +190,7 @@ class HeartbeatTable:
                     boots.setdefault(node.name, node.boot_id)
             # Newest last, so that the first is the one to forget.
             self._heard.pop(job, None)
-            self._heard[job] = LauncherHeartbeat(
-                beat=beat,
-                heard_at=now,
-                boots=boots,
-                tellings=(same.tellings if same else 0) + bool(beat.incidents),
-            )
+            self._heard[job] = LauncherHeartbeat(beat=beat, heard_at=now, boots=boots)
             if len(self._heard) > MOST_JOBS:
                 del self._heard[next(iter(self._heard))]
         news = before is None or before.beat.phase is not beat.phase

@@ -11,7 +11,7 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from deeplink.core.finding import Severity
-from deeplink.scheduler.recovery.records import IncidentKind, Phase, incident_id
+from deeplink.scheduler.recovery.records import IncidentKind, Phase, end_id, incident_id
 from deeplink.scheduler.recovery.thresholds import Thresholds
 from deeplink.scheduler.slurm.states import JobState
 
@@ -48,7 +48,6 @@ class ProbeResult(Enum):
 class WatchPolicy(Thresholds):
     """When evidence is enough, and what an operator lets the watchdog do."""
 
-    act_on_switch: bool = True  # the nodes of a silent leaf are given up, named after the leaf
     resume: bool = False  # nodes that we drained are taken back; those drained in a leaf's name are in any case
 
 
@@ -82,7 +81,8 @@ class NodeSnapshot:
     @property
     def of_leaf(self) -> bool:
         """Whether we gave it up in the name of its leaf switch."""
-        named = self.why.partition("@")[0].endswith(f"-{IncidentKind.SWITCH_SUSPECT}-{self.leaf}")
+        incident = self.why.partition(":")[0].partition("@")[0]
+        named = incident.endswith(f"-{IncidentKind.SWITCH_SUSPECT}-{self.leaf}")
         return self.ours and bool(self.leaf) and named
 
     @property
@@ -226,29 +226,11 @@ class Remedy(StrEnum):
 
 
 PASSING = frozenset(
-    {
-        IncidentKind.NODE_SICK,
-        IncidentKind.SLURMD_LOST,
-        IncidentKind.AGENTS_SILENT,
-        # Of an older watchdog's: over as soon as one of today looks.
-        IncidentKind.GRES_LEAKED,
-        IncidentKind.STORAGE_FROZEN,
-        IncidentKind.SWITCH_SUSPECT,
-    }
+    {IncidentKind.NODE_SICK, IncidentKind.SLURMD_LOST, IncidentKind.AGENTS_SILENT, IncidentKind.SWITCH_SUSPECT}
 )
-"""Kinds that may pass by themselves, and come again: each time is an incident of its own."""
-_OF_A_LOST_NODE = frozenset(
-    {IncidentKind.NODE_DEAD, IncidentKind.NODE_REBOOTED, IncidentKind.JOB_STRANDED, IncidentKind.LAUNCHER_LOST}
-)
-"""Kinds that, with one attempt and one node to blame, are one incident: the loss of that node."""
-_OF_NO_JOB = frozenset(
-    {
-        IncidentKind.SWITCH_SUSPECT,
-        IncidentKind.AGENTS_SILENT,
-        IncidentKind.SLURMD_LOST,
-    }
-)
-"""Kinds that are one incident, however many jobs they hit, and whichever of them comes and goes meanwhile."""
+"""Kinds of no job in particular, which pass by themselves and come again: each time is another incident."""
+_OF_A_LOST_NODE = frozenset({IncidentKind.JOB_STRANDED, IncidentKind.LAUNCHER_LOST})
+"""Kinds that, with a node to blame, are the loss of that node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,27 +245,37 @@ class Verdict:
     leaf: str = ""  # the leaf switch to blame; empty when none is
     since_s: float = 0.0  # how long ago the first evidence was seen
     exclude: tuple[NodeName, ...] = ()  # nodes that the job is not to be started on again
-    episode: str = ""  # which time of several, for what may come, pass and come again
-    family: IncidentKind = field(init=False)  # the kind of its incident: of a stranded job the dead node's, say
+    idle: bool = False  # no rank of the attempt is on the node, nor its launcher: that ends no attempt
+    ends: bool = field(init=False)  # whether it ends an attempt
     incident: str = field(init=False)  # the id of the incident this belongs to
 
     def __post_init__(self) -> None:
-        """Name the incident: whoever reaches the same verdict names the same one."""
-        lost = self.node and self.kind in _OF_A_LOST_NODE
-        family = IncidentKind.SWITCH_SUSPECT if self.leaf else IncidentKind.NODE_DEAD if lost else self.kind
-        attempt = None if family in _OF_NO_JOB else self.attempt
-        episode = f"@{self.episode}" if self.episode else ""
-        object.__setattr__(self, "family", family)
-        object.__setattr__(self, "incident", incident_id(attempt, family, self.leaf or self.node or "") + episode)
+        """Name the incident: whoever sees the same fault names the same one."""
+        attempt = None if self.incident_kind in PASSING else self.attempt
+        object.__setattr__(self, "ends", attempt is not None and not self.idle)
+        what = self.leaf or self.node or ""
+        name = end_id(attempt) if attempt and self.ends else incident_id(attempt, self.incident_kind, what)
+        object.__setattr__(self, "incident", name)
 
     @property
     def incident_kind(self) -> IncidentKind:
-        """The kind of the incident, as it is recorded: of a lost node also in which way it was."""
-        return IncidentKind.NODE_REBOOTED if self.kind is IncidentKind.NODE_REBOOTED else self.family
+        """The kind of the incident, as it is recorded: of a stranded job the dead node's, say."""
+        if self.leaf:
+            return IncidentKind.SWITCH_SUSPECT
+        return IncidentKind.NODE_DEAD if self.node and self.kind in _OF_A_LOST_NODE else self.kind
+
+    @property
+    def passes(self) -> bool:
+        """Whether it may be over without anything being done."""
+        return self.ends or self.incident_kind in PASSING
+
+    @property
+    def order(self) -> str:
+        """What is asked, of whom: with the incident's id the name of the action, whoever reaches the verdict."""
+        whose = self.attempt if self.remedy is Remedy.RESTART else None
+        return "/".join(filter(None, (self.kind, self.remedy, self.node, str(whose or ""))))
 
     @property
     def key(self) -> str:
-        """The name of the action: the same verdict has the same key, whoever reaches it."""
-        which = f"/{self.node}" if self.leaf and self.node else ""
-        whose = f"/{self.attempt}" if self.remedy is Remedy.RESTART and self.family in _OF_NO_JOB else ""
-        return f"{self.incident}/{self.kind}/{self.remedy}{which}{whose}"
+        """The verdict in one line: the same one has the same, whoever reaches it."""
+        return f"{self.incident}/{self.order}"

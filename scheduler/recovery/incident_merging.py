@@ -23,9 +23,8 @@ from deeplink.scheduler.recovery.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from deeplink.core.types import NodeName
     from deeplink.scheduler.recovery.records import Incident, RankStack
 
 LONGEST_EVIDENCE = 2_048
@@ -70,7 +69,7 @@ def _tells_more(old: str, new: str) -> bool:
         return new in KNOWN_LATER
     if new == IncidentKind.APPLICATION_FAILED:
         return old in OF_THE_APPLICATION
-    return old in RANKS_ENDED and new in NODE_LOST
+    return old in RANKS_ENDED | {IncidentKind.LAUNCHER_LOST} and new in NODE_LOST
 
 
 def united(*timelines: Iterable[Moment]) -> tuple[Moment, ...]:
@@ -134,54 +133,33 @@ def _joined(old: str, new: str) -> str:
     return new if old in new else f"{old}; {new}"[:LONGEST_EVIDENCE]
 
 
-# Matches a report to an incident on record: one fault is one incident. Pure.
+# One fault under two ids: of several jobs, or of an attempt and the next one. Pure.
 
 
 SLACK_S = 5.0  # two clocks, and two who count a silence from another moment
 LONGEST_S = 3_600.0  # an incident without an end takes nothing up that begins so long after it
-RANKS_FIRST_S = 10.0  # A rank fails of its node's loss so long, at most, before the node is told to be lost
-_OF_SLURM = frozenset({IncidentKind.PREEMPTED, IncidentKind.TIME_LIMIT})
-_CONSEQUENCES = frozenset({IncidentKind.JOB_STRANDED, IncidentKind.LAUNCHER_LOST})
-"""Kinds that, where no node is named, are what became of a loss that is on record."""
 
 
-def is_same(old: Incident, new: Incident, below: Collection[NodeName] = ()) -> bool:
-    """Whether `new`, told under another id, reports the fault that `old` is."""
-    if old.attempt is not None and old.attempt == new.attempt and _same_of_attempt(old, new):
-        return True
+def is_another(old: Incident, new: Incident) -> bool:
+    """Whether what is told under an id began after what is known under it had ended."""
+    if old.outcome is IncidentOutcome.OPEN or new.outcome is not IncidentOutcome.OPEN:
+        return False
+    # A launcher that fails ends its incident, and its job may be held for it; hours later it is another job.
+    after_s = 0.0 if old.outcome is IncidentOutcome.RECOVERED else LONGEST_S
+    return new.began_unix > _end(old) + after_s
+
+
+def is_same(old: Incident, new: Incident, *, shares_node: bool) -> bool:
+    """Whether `new`, told under another id, is the fault that `old` is: one node's loss, or one job's at once."""
     if old.kind == new.kind == IncidentKind.STORAGE_FROZEN:
-        return _together(old, new)
-    if new.kind in _CONSEQUENCES and new.node is None:
-        loss = old.kind in NODE_LOST or old.kind == IncidentKind.SWITCH_SUSPECT
-        return loss and _same_job(old, new) and _lasts(old) and _together(old, new)
-    return new.kind in NODE_LOST and new.node is not None and _same_loss(old, new, below)
-
-
-def _same_loss(old: Incident, new: Incident, below: Collection[NodeName]) -> bool:
-    if old.kind == IncidentKind.SWITCH_SUSPECT:
-        return new.node in below and _together(old, new)
-    if old.node != new.node:
-        # Nodes that a job loses at once have one reason, whichever it is: a supply, a chassis, a cable.
-        at_once = abs(new.began_unix - old.began_unix) <= SLACK_S
-        lost = old.kind in NODE_LOST and old.node is not None
-        return lost and at_once and _same_job(old, new) and _lasts(old)
-    if old.kind in RANKS_ENDED:
-        soon = abs(new.began_unix - old.detected_unix) <= RANKS_FIRST_S
-        return _same_job(old, new) and _lasts(old) and soon
-    return old.kind in NODE_LOST and _together(old, new)
-
-
-def is_part(old: Incident, new: Incident, below: Collection[NodeName]) -> bool:
-    """Whether `old`, the loss of a node, is part of `new`, which blames the switch of these nodes."""
-    return old.kind in NODE_LOST and old.node in below and _together(old, new)
-
-
-def _same_of_attempt(old: Incident, new: Incident) -> bool:
-    if {old.kind, new.kind} <= NODE_LOST:
-        return old.node is not None and old.node == new.node
-    if {old.kind, new.kind} <= OF_THE_APPLICATION and IncidentKind.APPLICATION_FAILED in {old.kind, new.kind}:
-        return True  # whoever counts its starts says what its ranks' failure was
-    return old.kind == new.kind and old.kind in OF_THE_APPLICATION | _OF_SLURM and None in {old.node, new.node}
+        return are_together(old, new)
+    if new.kind not in NODE_LOST or new.node is None:
+        return False
+    at_once = abs(new.began_unix - old.began_unix) <= SLACK_S
+    if shares_node and old.kind in NODE_LOST | {IncidentKind.SWITCH_SUSPECT}:
+        return are_together(old, new)
+    # Nodes that a job loses at once have one reason: a supply, a cable. A rank fails of its node's loss.
+    return at_once and _same_job(old, new) and (old.kind in NODE_LOST or (shares_node and old.kind in RANKS_ENDED))
 
 
 def _same_job(old: Incident, new: Incident) -> bool:
@@ -193,7 +171,7 @@ def _lasts(incident: Incident) -> bool:
     return incident.outcome is not IncidentOutcome.RECOVERED
 
 
-def _together(old: Incident, new: Incident) -> bool:
+def are_together(old: Incident, new: Incident) -> bool:
     """Whether both were at one time. While its job has not trained again, a job's loss of a node goes on."""
     ours = _same_job(old, new) and _lasts(old)
     return new.began_unix <= _end(old, lasts=ours) + SLACK_S and old.began_unix <= _end(new) + SLACK_S

@@ -250,7 +250,7 @@ def _needs_restart(
         exclude=tuple(sorted({*dead, *back, *whole_leaf, *_suspects(job, policy)})),
         blame=min(blame, key=lambda name: name not in job.rank_nodes, default=None),  # a spare strands no one
         leaf=leaf,
-        since_s=job.beat_age_s if kind is IncidentKind.LAUNCHER_LOST else 0.0,
+        since_s=job.unheard_s if kind is IncidentKind.LAUNCHER_LOST else 0.0,
     )
 
 
@@ -342,18 +342,25 @@ def endings(snapshot: Snapshot) -> list[Verdict]:
 # What came may pass by itself: is it over?
 
 
-def is_over(kind: IncidentKind, node: NodeName | None, leaf: str, snapshot: Snapshot, policy: WatchPolicy) -> bool:
+def is_over(verdict: Verdict, snapshot: Snapshot, policy: WatchPolicy) -> bool:
     """Whether what was judged before, and is not judged now, is seen to be over; not seen is not over."""
+    if verdict.ends:  # unless that attempt goes on, with all its nodes
+        return any(
+            job.attempt == verdict.attempt and job.live and job.phase is Phase.RUNNING
+            for job in snapshot.jobs
+            if job.beat_age_s < policy.tense_beat_s and not missed(job, policy)
+        )
+    node = None if verdict.leaf else verdict.node
     there = snapshot.nodes.get(node) if node else None
     if node and there is None:
         return True  # Slurm knows no such node any more
-    match kind:
+    match verdict.incident_kind:
         case IncidentKind.NODE_SICK:
             return there is not None and _tells(there, policy) and not counting(there, storage_frozen=False)
         case IncidentKind.SLURMD_LOST:
             return there is not None and not there.down and _has_slurmd(there)
         case IncidentKind.SWITCH_SUSPECT:
-            below = [one for one in snapshot.nodes.values() if one.leaf == leaf]
+            below = [one for one in snapshot.nodes.values() if one.leaf == verdict.leaf]
             return all(_has_slurmd(one) and not one.down and not one.of_leaf for one in below)
         case _:
             return True

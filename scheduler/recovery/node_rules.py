@@ -166,12 +166,14 @@ def blamed(
     jobs = jobs_on(name, snapshot)
     needy = [job for job in jobs if needs_rescue(job, snapshot, policy, {name})]
     silences = [job.agents_silent.get(name, 0.0) for job in jobs]
+    job = (needy or jobs)[0]
     return Verdict(
         kind=IncidentKind.NODE_DEAD,
         remedy=Remedy.NOTHING if held else node_remedy(name, snapshot, policy),
         reasons=(*why, *held),
-        attempt=(needy or jobs)[0].attempt,
+        attempt=job.attempt,
         node=name,
+        idle=name not in job.rank_nodes and not needy,
         since_s=max(snapshot.nodes[name].away_s, *silences),
     )
 
@@ -252,8 +254,6 @@ def about_leaf(
     if leaves > 1 or lately:
         said = f"brake: {leaves + len(lately)} leaves within {policy.brake_s:.0f} s; one at a time is believed"
         return [replace(verdict, reasons=(*verdict.reasons, said))]
-    if not policy.act_on_switch:
-        return [verdict]
     down = [
         replace(verdict, remedy=node_remedy(node.name, snapshot, policy, set(names)), node=node.name)
         for node in watched

@@ -75,7 +75,6 @@ class IncidentKind(StrEnum):
     OUT_OF_MEMORY = "out-of-memory"
     PREEMPTED = "preempted"
     TIME_LIMIT = "time-limit"
-    GRES_LEAKED = "gres-leaked"
     STORAGE_FROZEN = "storage-frozen"
     AGENTS_SILENT = "agents-silent"  # all at once: the wire to them, not they
     WATCHDOG_AWAY = "watchdog-away"  # the one that led did not end in order: no one watched for a time
@@ -162,7 +161,7 @@ class RankStack:
 class Incident:
     """One thing that went wrong, from first evidence to recovery."""
 
-    id: str  # unique for ever: `<attempt>-<kind>-<node or rank>` (see `incident_id`)
+    id: str  # made by who sees it first, and the same by whoever does (`end_id`, `incident_id`)
     kind: str  # what it was; a word of `IncidentKind`, or a newer one of the same form
     began_unix: float  # first evidence
     detected_unix: float  # verdict reached
@@ -203,13 +202,28 @@ class Incident:
 
 
 def incident_id(attempt: Attempt | None, kind: str, what: str = "") -> str:
-    """Return the id of an incident: the same facts give the same id, so recording twice changes nothing.
+    """Return the id of an incident that ends no attempt: whoever sees the same makes the same id.
+
+    The loss of a node is one incident, whatever it turns out to be.
 
     >>> from deeplink.core.types import Attempt
+    >>> incident_id(None, IncidentKind.NODE_SICK, "n3")
+    'cluster-node-sick-n3'
     >>> incident_id(Attempt(17, 0, 2), IncidentKind.NODE_DEAD, "n3")
-    '17.0.2-node-dead-n3'
+    '17.0.2-node-lost-n3'
     """
-    return "-".join(filter(None, (str(attempt) if attempt else "cluster", kind, what)))
+    name = "node-lost" if kind in NODE_LOST else kind
+    return "-".join(filter(None, (str(attempt) if attempt else "cluster", name, what)))
+
+
+def end_id(attempt: Attempt) -> str:
+    """Return the id of what ended an attempt: it ends once, whoever sees it first, and whatever it is called.
+
+    >>> from deeplink.core.types import Attempt
+    >>> end_id(Attempt(17, 0, 2))
+    '17.0.2-end'
+    """
+    return f"{attempt}-end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

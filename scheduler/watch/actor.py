@@ -66,7 +66,7 @@ def _reason(verdict: Verdict, incident: str) -> str:
     """Return what stands beside a node or job for people: of a comment it is all they see."""
     if verdict.remedy is Remedy.COMMENT:
         return comment_of(f"{TAG}{incident}: {'; '.join(verdict.reasons)}")
-    return f"{TAG}{incident}"
+    return f"{TAG}{incident}: {verdict.kind}" if verdict.ends else f"{TAG}{incident}"
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class Actor:
 
     def begin(self, verdict: Verdict, incident: Incident | None) -> bool:
         """Write down what is to be done about a verdict; False if that is under way, or done, already."""
-        key = self._free_key(verdict)
+        key = self._free_key(verdict, incident.id if incident else verdict.incident)
         if key is None or self.restarting(verdict):
             return False
         named = incident.id if incident else verdict.node or verdict.incident
@@ -166,8 +166,8 @@ class Actor:
             for action in self.journal.actions(only_open=True)
         )
 
-    def _free_key(self, verdict: Verdict) -> str | None:
-        base = verdict.key
+    def _free_key(self, verdict: Verdict, incident: str) -> str | None:
+        base = f"{incident}/{verdict.order}"
         if verdict.remedy is Remedy.RESUME and verdict.node:
             base += f"@{self.journal.drained().get(verdict.node, 0.0):.0f}"
         for key in (base, *(f"{base}#{tries}" for tries in range(2, MOST_TRIES + 1))):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from deeplink.core.types import NodeName
+from deeplink.scheduler.liveness.heartbeats import MOST_JOBS
 from deeplink.scheduler.liveness.probe import PROBE_DEADLINE_S
 from deeplink.scheduler.recovery.evidence import ProbeResult
 from deeplink.scheduler.recovery.node_rules import bars_return
@@ -25,14 +26,13 @@ if TYPE_CHECKING:
     from deeplink.core.clock import Clock
     from deeplink.core.types import Attempt
     from deeplink.scheduler.journal.journal import Journal
-    from deeplink.scheduler.liveness.heartbeats import AgentReport, LauncherHeartbeat
+    from deeplink.scheduler.liveness.heartbeats import AgentReport
     from deeplink.scheduler.liveness.probe import Address, Prober
     from deeplink.scheduler.recovery.evidence import NodeSnapshot, Snapshot, WatchPolicy
     from deeplink.scheduler.recovery.records import Incident
     from deeplink.scheduler.slurm.parse import NodeRow
 
 RECENT_INCIDENTS = 16
-REREAD_S = 30.0  # what is not known to have changed is read again after so long all the same
 LATER_S = 10.0  # a boot time is counted back from the node's clock: a smaller step of it is no boot
 STALE_S = 3.0  # a row of answers to probes that was not carried on for so long is broken
 REMEMBERED_S = 86_400.0
@@ -43,7 +43,7 @@ _NO_REASON = frozenset(
     {IncidentKind.RANK_FAILED, IncidentKind.STRAGGLER, IncidentKind.STORAGE_FROZEN, IncidentKind.AGENTS_SILENT}
 )
 """Kinds for which no one starts a job again: one that is in the queue went there by its user's will."""
-_State = tuple["Attempt", int]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,52 +57,33 @@ class AttemptMemory:
 
 @dataclass(slots=True, kw_only=True)
 class JournalCache:
-    """The loop's memory of the journal. One thread only.
-
-    Who writes an incident or begins an action beside the launchers' heartbeats says so by `changed`.
-    """
+    """What the loop asks of the journal in each round: read again once an incident or action was written."""
 
     journal: Journal
-    clock: Clock
-    _of_jobs: dict[int, tuple[_State, float, AttemptMemory]] = field(default_factory=dict)
-    _drained: tuple[float, dict[NodeName, float]] | None = None
-    _open: tuple[float, int] | None = None
-
-    def changed(self, job: int | None = None) -> None:
-        """Forget what is known of a job, and of what we drained."""
-        self._drained = self._open = None
-        if job is not None:
-            self._of_jobs.pop(job, None)
-
-    def forget(self, jobs: set[int]) -> None:
-        """Drop every job that is not among these."""
-        for job in self._of_jobs.keys() - jobs:
-            del self._of_jobs[job]
+    _changes: int = -1
+    _known: dict[object, Any] = field(default_factory=dict)
 
     def drained(self) -> dict[NodeName, float]:
         """Return the nodes we ever set out to drain, and when last."""
-        now = self.clock.monotonic()
-        if self._drained is None or now - self._drained[0] > REREAD_S:
-            self._drained = (now, self.journal.drained())
-        return self._drained[1]
+        return self._once("drained", self.journal.drained)
 
     def open_incidents(self) -> int:
         """Return how many incidents have no end."""
-        now = self.clock.monotonic()
-        if self._open is None or now - self._open[0] > REREAD_S:
-            self._open = (now, self.journal.open_incidents())
-        return self._open[1]
+        return self._once("open", self.journal.open_incidents)
 
-    def of(self, heard: LauncherHeartbeat) -> AttemptMemory:
-        """Return what is on record of the attempt that sent heartbeats."""
-        state, now = (heard.beat.attempt, heard.tellings), self.clock.monotonic()
-        known = self._of_jobs.get(heard.beat.attempt.job)
-        if known and known[0] == state and now - known[1] < REREAD_S:
-            return known[2]
-        remembered = self._read(heard.beat.attempt)
-        self._of_jobs[heard.beat.attempt.job] = (state, now, remembered)
-        self._open = None
-        return remembered
+    def of(self, attempt: Attempt) -> AttemptMemory:
+        """Return what is on record of an attempt."""
+        return self._once(attempt, lambda: self._read(attempt))
+
+    def _once(self, what: object, read: Callable[[], T]) -> T:
+        changes = self.journal.changes
+        if changes != self._changes or len(self._known) > MOST_JOBS:
+            self._known.clear()
+            self._changes = changes
+        if what not in self._known:
+            self._known[what] = read()
+        known: T = self._known[what]
+        return known
 
     def _read(self, attempt: Attempt) -> AttemptMemory:
         # Failed counts too: a launcher that Slurm ends while it waits for rescue gives its incident that end.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import JobId
 from deeplink.scheduler.liveness.heartbeats import NOTHING_SAID, AgentReport, words
-from deeplink.scheduler.liveness.probe import PROBE_DEADLINE_S, slurmd_port
+from deeplink.scheduler.liveness.probe import slurmd_port
 from deeplink.scheduler.recovery.evidence import (
     FORGOTTEN_S,
     TAG,
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.recovery.records import NodeRecord
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
     from deeplink.scheduler.watch.memory import BootAges
-
-__all__ = ["COMMAND_S", "PROBE_DEADLINE_S", "ClusterAnswers", "Observer", "slurmd_port"]
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +79,7 @@ class Observer:
             policy,
         )
         self.cluster = ClusterAnswers(at=float("-inf"))
-        self.memory = JournalCache(journal=journal, clock=clock)
+        self.memory = JournalCache(journal=journal)
         self.doubted = self._cut_off = self.tense = False
         self._probed = ProbeHistory(prober=prober, clock=clock)
         self._boots, self._wellness = BootHistory(), HealthHistory()
@@ -125,8 +123,6 @@ class Observer:
             if self._ours(one)
         ]
         heard.sort(key=lambda one: one[0].beat.attempt.job)  # the same order each time: the first one names things
-        known = {one.beat.attempt.job for one, _ in heard}
-        self.memory.forget(known)
         jobs = tuple(self._job(one, row, now) for one, row in heard)
         said = words(
             self.heartbeats.attended(), ((one, frozenset(row.nodes)) for one, row in heard), now, self.policy
@@ -215,10 +211,6 @@ class Observer:
             self.probe_now(untold)
         return frozenset(name for name in asked if self.reach(name) is False)
 
-    def acted(self) -> None:
-        """Note that an action was begun or ended: what the journal and Slurm say has changed."""
-        self.memory.changed()
-
     def vanished(self) -> tuple[int, ...]:
         """Return the jobs that Slurm has forgotten and that are silent for long: they ended while we were away."""
         now = self.clock.monotonic()
@@ -279,7 +271,7 @@ class Observer:
 
     def _job(self, heard: LauncherHeartbeat, row: JobRow, now: float) -> JobSnapshot:
         beat, age = heard.beat, max(0.0, now - heard.heard_at)
-        remembered, known = self.memory.of(heard), self.cluster.nodes
+        remembered, known = self.memory.of(beat.attempt), self.cluster.nodes
         return JobSnapshot(
             attempt=beat.attempt,
             label=row.label,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.jobs.picture import in_words
-from deeplink.scheduler.liveness.probe import slurmd_port
+from deeplink.scheduler.liveness.probe import PROBE_DEADLINE_S, slurmd_port
 from deeplink.scheduler.recovery.evidence import ProbeResult, Remedy
 from deeplink.scheduler.recovery.records import ActionRecord
 from deeplink.scheduler.recovery.recovery_steps import (
@@ -25,7 +25,6 @@ from deeplink.scheduler.recovery.recovery_steps import (
 from deeplink.scheduler.slurm.client import JobVanishedError
 from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.states import JobState
-from deeplink.scheduler.watch.observer import PROBE_DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.core.descriptors import LockHeldError, opened, try_lock
 from deeplink.scheduler.journal.journal import JournalError
-from deeplink.scheduler.recovery.evidence import PASSING, Remedy
+from deeplink.scheduler.recovery.evidence import FORGOTTEN_S, PASSING, Remedy, Verdict
 from deeplink.scheduler.recovery.judge import cut_off, is_over, judge
 from deeplink.scheduler.recovery.records import Incident, IncidentKind, IncidentOutcome, incident_id
 from deeplink.scheduler.watch.memory import REMEMBERED_S, Carried, ReturnedNodes
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
     from deeplink.core.metrics import WatchMetrics
     from deeplink.core.types import NodeName
     from deeplink.scheduler.journal.journal import Journal
-    from deeplink.scheduler.recovery.evidence import Snapshot, Verdict, WatchPolicy
+    from deeplink.scheduler.recovery.evidence import Snapshot, WatchPolicy
     from deeplink.scheduler.watch.actor import Actor
     from deeplink.scheduler.watch.bindings import Bindings
-    from deeplink.scheduler.watch.memory import JournalCache
     from deeplink.scheduler.watch.observer import Observer
 
 TENSE_S = 0.5  # rounds of probes while there is suspicion
@@ -71,7 +69,6 @@ class Daemon:
     def __post_init__(self) -> None:
         self._tracker = IncidentTracker(
             journal=self.journal,
-            memory=self.observer.memory,
             policy=self.policy,
             clock=self.clock,
             acting=self.actor is not None,
@@ -173,9 +170,7 @@ class Daemon:
     def _work(self) -> None:
         # While Slurm does not answer nothing is known of which nodes there are, and no command would work.
         if self.actor and not self.observer.cluster.problem:
-            before, self._busy = self._busy, self.actor.work()
-            if before or self._busy:
-                self.observer.acted()
+            self._busy = self.actor.work()
         if self.bindings:
             (self.bindings.unable if self.observer.cluster.problem else self.bindings.look)()
 
@@ -196,7 +191,7 @@ class Daemon:
             self.metrics.verdicts.labels(IncidentKind.WATCHDOG_PARTITIONED).inc()
         if not doubt:
             for verdict in verdicts:
-                self._handle(self._tracker.named(verdict), snapshot)
+                self._handle(verdict, snapshot)
             self._tracker.settle(snapshot, verdicts)
             self._returned_nodes.note(snapshot)
         self._close_ended(snapshot)
@@ -214,9 +209,7 @@ class Daemon:
                 self._returned_nodes.lose(replace(incident, node=node.name), node.boot_id)
         acts = verdict.remedy is not Remedy.NOTHING
         begun = self.actor is not None and acts and self.actor.begin(verdict, incident)
-        if begun:
-            self._busy = True
-            self.observer.acted()
+        self._busy = self._busy or begun
         if self._tracker.is_new(verdict) or begun:
             self.metrics.verdicts.labels(verdict.kind).inc()
             what = f"would {verdict.remedy}" if acts and not self.actor else verdict.remedy
@@ -257,14 +250,24 @@ def _doubt(verdicts: Iterable[Verdict]) -> Verdict | None:
 
 
 @dataclass(slots=True)
-class _Passing:
-    """An open incident that may pass by itself."""
+class _Standing:
+    """A verdict whose open incident may pass by itself."""
 
-    episode: str
-    kind: IncidentKind
-    node: NodeName | None
-    leaf: str
+    incident: str  # its id: what comes again has another
+    verdict: Verdict
     over_since: float | None = None
+
+
+def _verdict_of(hit: Incident) -> Verdict | None:
+    """Return the verdict whose incident this is, as far as it may pass; None where it is none of ours."""
+    base = hit.id.partition("@")[0]
+    try:
+        kind = IncidentKind(hit.kind)
+    except ValueError:  # of a newer launcher
+        return None
+    leaf = base.partition(f"-{IncidentKind.SWITCH_SUSPECT}-")[2]
+    verdict = Verdict(kind=kind, remedy=Remedy.NOTHING, reasons=(), attempt=hit.attempt, node=hit.node, leaf=leaf)
+    return verdict if verdict.incident == base and verdict.passes else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -272,26 +275,22 @@ class IncidentTracker:
     """Keeps the incidents of the watchdog's own verdicts. One thread only."""
 
     journal: Journal
-    memory: JournalCache
     policy: WatchPolicy
     clock: Clock
     acting: bool
     say: Callable[[str], None]
     _told: dict[str, float] = field(default_factory=dict)
-    _passing: dict[str, _Passing] = field(default_factory=dict)
+    _standing: dict[str, _Standing] = field(default_factory=dict)
     _doubt_since: float | None = None
     _doubt: str = ""
 
     def begin(self) -> None:
         """Take over what is open: whoever led before us saw it begin."""
         for hit in self.journal.incidents(only_open=True):
-            if hit.kind == IncidentKind.WATCHDOG_PARTITIONED:
-                # Its watchdog was ended in doubt of itself: that is over; ours, if any, is another incident.
-                self._write(replace(hit, outcome=IncidentOutcome.RECOVERED, recovered_unix=self.clock.unix()))
-            base, _, episode = hit.id.rpartition("@")
-            if base and hit.kind in PASSING:  # a launcher, or a newer watchdog, may have written others
-                leaf = base.partition(f"-{IncidentKind.SWITCH_SUSPECT}-")[2]
-                self._passing[base] = _Passing(episode, IncidentKind(hit.kind), hit.node, leaf)
+            if verdict := _verdict_of(hit):
+                self._standing[verdict.incident] = _Standing(hit.id, verdict)
+            elif hit.id.startswith("cluster-") and hit.attempt is None:
+                self._end(hit.id, 0.0)  # that one's doubt of itself, or what no one judges any more
 
     def miss(self, since_unix: float, until_unix: float) -> None:
         """Note that whoever led before us did not end in order, and no one watched until we began."""
@@ -304,7 +303,7 @@ class IncidentTracker:
         if before and before.timeline and 0.0 <= began - before.timeline[-1].unix < CRASH_LOOP_S:
             self.journal.record_moment(before.id, until_unix, f"again: {evidence}")  # a crash loop is one incident
         else:
-            self._write(
+            self.journal.record_incident(
                 Incident(
                     id=incident_id(None, IncidentKind.WATCHDOG_AWAY, f"{began:.0f}"),
                     kind=IncidentKind.WATCHDOG_AWAY,
@@ -317,21 +316,6 @@ class IncidentTracker:
             )
         self.say(f"{IncidentKind.WATCHDOG_AWAY}: {evidence}")
 
-    def named(self, verdict: Verdict) -> Verdict:
-        """Return a verdict with the episode it belongs to: the open one of its kind, or a new one."""
-        if verdict.family not in PASSING:
-            return verdict
-        known = self._passing.get(verdict.incident)
-        if known:
-            known.over_since = None
-            return replace(verdict, episode=known.episode)
-        # Also where the clock was set back: what is over is another one.
-        tries = (replace(verdict, episode=str(at)) for at in itertools.count(int(self.clock.unix())))
-        named = next(each for each in tries if not self.journal.incident(each.incident))
-        node = None if verdict.leaf else verdict.node
-        self._passing[verdict.incident] = _Passing(named.episode, verdict.family, node, verdict.leaf)
-        return named
-
     def is_new(self, verdict: Verdict) -> bool:
         """Whether the verdict has not been told within the last minute; from now on it has."""
         fresh = verdict.key not in self._told
@@ -340,62 +324,69 @@ class IncidentTracker:
 
     def record(self, verdict: Verdict, below: Collection[NodeName] = ()) -> Incident:
         """Return the incident a verdict belongs to, written down where that says something new."""
-        known = self._known(verdict)
-        if known and (
-            verdict.key in self._told
-            or known.outcome is IncidentOutcome.RECOVERED
-            or verdict.kind is IncidentKind.REQUEUE_HELD
-        ):
+        standing = self._standing.get(verdict.incident)
+        known = self.journal.newest_incident(standing.incident if standing else verdict.incident)
+        if known is None and verdict.kind is IncidentKind.REQUEUE_HELD:
+            known = self._cause_of_hold(verdict)
+        is_over = known is not None and known.outcome is IncidentOutcome.RECOVERED
+        begins = verdict.incident_kind in PASSING and standing is None
+        # What ends an attempt that is still there is not what was over before.
+        if known and not begins and (verdict.key in self._told or (is_over and not verdict.ends)):
             return known
         now = self.clock.unix()
+        began = now - verdict.since_s
+        if known and known.kind == IncidentKind.WATCHDOG_PARTITIONED:
+            began = known.began_unix  # a part of that
+        elif known and is_over:
+            began = max(began, known.recovered_unix + 1e-3)  # also where the clock was set back
         idle = self.acting or verdict.remedy is Remedy.NOTHING
         would = "" if idle else f"; observed only, would {verdict.remedy}"
-        return self._write(
+        kept = self.journal.record_incident(
             Incident(
                 id=known.id if known else verdict.incident,
                 kind=verdict.incident_kind,
                 node=None if verdict.leaf else verdict.node,
                 attempt=verdict.attempt,
                 evidence="; ".join(verdict.reasons) + would,
-                began_unix=now - verdict.since_s,
+                began_unix=began,
                 detected_unix=now,
             ),
             below,
         )
-
-    def _known(self, verdict: Verdict) -> Incident | None:
-        if verdict.attempt and verdict.kind is IncidentKind.REQUEUE_HELD:
-            # What made Slurm requeue it is on record, and being held is a part of that.
-            for hit in self.journal.incidents(job=verdict.attempt.job, limit=16):
-                if hit.attempt == verdict.attempt:
-                    return hit
-        return self.journal.incident(verdict.incident)
-
-    def _write(self, incident: Incident, below: Collection[NodeName] = ()) -> Incident:
-        kept = self.journal.record_incident(incident, below)
-        self.memory.changed(incident.attempt.job if incident.attempt else None)
+        if verdict.passes:
+            self._standing[verdict.incident] = _Standing(kept.id, verdict)
         return kept
+
+    def _cause_of_hold(self, verdict: Verdict) -> Incident | None:
+        """Return what made Slurm put a job back: on record for its attempt, or a controller that was cut off."""
+        job = verdict.attempt.job if verdict.attempt else None
+        theirs = [one for one in self.journal.incidents(job=job, limit=16) if one.attempt == verdict.attempt]
+        since_unix = self.clock.unix() - FORGOTTEN_S
+        doubts = self.journal.incidents(kind=IncidentKind.WATCHDOG_PARTITIONED, limit=1)
+        return next(iter([*theirs, *(one for one in doubts if one.recovered_unix >= since_unix)]), None)
 
     def settle(self, snapshot: Snapshot, verdicts: Iterable[Verdict]) -> None:
         """Close what is over: of these verdicts, reached just now, nothing is."""
         now = self.clock.monotonic()
         self._told = {key: at for key, at in self._told.items() if now - at < REPEAT_S}
-        standing = {replace(verdict, episode="").incident for verdict in verdicts}
-        for base, passing in list(self._passing.items()):
-            over = base not in standing and is_over(
-                passing.kind, passing.node, passing.leaf, snapshot, self.policy
-            )
-            passing.over_since = (passing.over_since or now) if over else None
-            if passing.over_since is not None and now - passing.over_since >= PASSED_S:
-                del self._passing[base]
-                self._end(f"{base}@{passing.episode}", now - passing.over_since)
+        judged = {verdict.incident for verdict in verdicts}
+        newest = {job.attempt for job in snapshot.jobs}
+        for base, standing in list(self._standing.items()):
+            if standing.verdict.ends and standing.verdict.attempt not in newest:
+                del self._standing[base]  # it has ended
+                continue
+            over = base not in judged and is_over(standing.verdict, snapshot, self.policy)
+            standing.over_since = (standing.over_since or now) if over else None
+            if standing.over_since is not None and now - standing.over_since >= PASSED_S:
+                del self._standing[base]
+                self._end(standing.incident, now - standing.over_since)
 
     def _end(self, name: str, ago_s: float) -> None:
         known = self.journal.incident(name)
         if known and known.outcome is IncidentOutcome.OPEN:
             ended = max(self.clock.unix() - ago_s, known.detected_unix)
-            self._write(replace(known, outcome=IncidentOutcome.RECOVERED, recovered_unix=ended))
-            self.say(f"{name}: over")
+            self.journal.record_incident(replace(known, outcome=IncidentOutcome.RECOVERED, recovered_unix=ended))
+            self.say(f"{name}: over after {ended - known.began_unix:.1f} s")
 
     def hear_doubt(self, doubt: Verdict | None) -> bool:
         """Note whether we doubt ourselves now; return whether that has just begun."""
@@ -405,32 +396,27 @@ class IncidentTracker:
             self._doubt_since = now
             self.say(f"{doubt.kind}: touching nothing: {'; '.join(doubt.reasons)}")
         if doubt and not self._doubt and self._doubt_since is not None and now - self._doubt_since >= DOUBT_S:
-            began = self.clock.unix() - (now - self._doubt_since)
-            self._doubt = incident_id(None, IncidentKind.WATCHDOG_PARTITIONED, f"{began:.0f}")
-            self._write(self._doubted(began, "; ".join(doubt.reasons)))
+            unix = self.clock.unix()
+            self._doubt = self.journal.record_incident(
+                Incident(
+                    id=doubt.incident,
+                    kind=doubt.kind,
+                    evidence="; ".join(doubt.reasons),
+                    began_unix=unix - (now - self._doubt_since),
+                    detected_unix=unix,
+                )
+            ).id
         if not doubt and self._doubt_since is not None:
-            self.say(f"{IncidentKind.WATCHDOG_PARTITIONED}: over after {now - self._doubt_since:.1f} s")
-            known = self.journal.incident(self._doubt) if self._doubt else None
-            if known:
-                self._write(self._doubted(known.began_unix, known.evidence, recovered_unix=self.clock.unix()))
+            if self._doubt:
+                self._end(self._doubt, 0.0)
+            else:
+                self.say(f"{IncidentKind.WATCHDOG_PARTITIONED}: over after {now - self._doubt_since:.1f} s")
             self._doubt_since, self._doubt = None, ""
         return begun
-
-    def _doubted(self, began: float, evidence: str, recovered_unix: float = 0.0) -> Incident:
-        return Incident(
-            id=self._doubt,
-            kind=IncidentKind.WATCHDOG_PARTITIONED,
-            evidence=evidence,
-            began_unix=began,
-            detected_unix=began + DOUBT_S,
-            recovered_unix=recovered_unix,
-            outcome=IncidentOutcome.RECOVERED if recovered_unix else IncidentOutcome.OPEN,
-        )
 
     def close(self, job: int, outcome: IncidentOutcome) -> None:
         """Give every open incident of a job its end: the job's own."""
         self.journal.close_incidents(job, outcome, self.clock.unix())
-        self.memory.changed(job)
 
 
 # A lock so that one watchdog leads per journal; it also tells whether the last leader ended or was killed.
@@ -448,7 +434,7 @@ class LeaderLock:
     def watch(self, seen: Carried) -> None:
         """Note a round, so that whoever leads next knows since when no one did, and what was seen until then."""
         # Two system calls; the first round waits for the disk.
-        line = b"%017.3f %s\n" % (seen.unix, json.dumps(asdict(seen)).encode())
+        line = json.dumps(asdict(seen)).encode()
         os.pwrite(self._file, line, 0)
         os.ftruncate(self._file, len(line))
         if not self._lasts:
@@ -470,19 +456,9 @@ def leading(journal: Path) -> Iterator[LeaderLock]:
         if not try_lock(descriptor):
             remedy = "One leads; this one waits, or give it a journal of its own."
             raise LockHeldError(f"another watchdog holds {path}", remedy=remedy)
-        yield LeaderLock(last_unix=_last(descriptor), carried=_carried(descriptor), _file=descriptor)
-
-
-def _last(descriptor: int) -> float | None:
-    left = os.pread(descriptor, LONGEST_LINE, 0)
-    try:
-        return float(left.split()[0]) if left else None
-    except (ValueError, IndexError):  # half of it was written, or somebody else did
-        return os.fstat(descriptor).st_mtime
-
-
-def _carried(descriptor: int) -> Carried | None:
-    try:
-        return Carried(**json.loads(os.pread(descriptor, LONGEST_LINE, 0).partition(b" ")[2]))
-    except (ValueError, TypeError):  # the same, or an older watchdog
-        return None
+        left = os.pread(descriptor, LONGEST_LINE, 0)
+        carried, last_unix = None, os.fstat(descriptor).st_mtime if left else None
+        with suppress(ValueError, TypeError):  # half of it was written, or somebody else did, or an older watchdog
+            carried = Carried(**json.loads(left))
+            last_unix = carried.unix
+        yield LeaderLock(last_unix=last_unix, carried=carried, _file=descriptor)

@@ -11,7 +11,14 @@ from benchmarks.storm.playing import play
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("text", ["2+1 operator; node-killed last @20+1 for 5; watchdog-killed ctl @20+2 for 2"])
+CASES = (
+    "2+1 operator; node-killed last @20+1 for 5; watchdog-killed ctl @20+2 for 2",
+    # Slurm puts the job back because its controller was cut off: that was an incident beside the controller's.
+    "2+1 operator; controller-cut ctl @20+0 for 20",
+)
+
+
+@pytest.mark.parametrize("text", CASES)
 def test_every_invariant_holds(text: str) -> None:
     case = StormCase.parse(text)
     facts = play(case, print, lambda _run: None)

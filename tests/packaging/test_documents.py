@@ -9,6 +9,8 @@ import click
 import pytest
 
 from deeplink.cli import VERBS, cli
+from deeplink.scheduler.recovery.judge import TABLE
+from deeplink.scheduler.recovery.records import IncidentKind
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -155,3 +157,12 @@ def test_every_document_is_linked_from_the_readme_or_from_one_that_is() -> None:
         }
         new = {path for path in links if path.suffix == ".md" and path.exists()} - reached
     assert set((ROOT / "docs").rglob("*.md")) <= reached
+
+
+def test_every_kind_of_incident_has_a_line_in_the_runbook_and_every_verdict_one_in_its_table() -> None:
+    incidents = (ROOT / "docs/incidents.md").read_text(encoding="utf-8")
+    runbook = incidents.partition("## Kinds")[2].partition("## The course")[0]
+    listed = re.findall(r"^\| `([a-z-]+)` \|", runbook, re.MULTILINE)
+    assert sorted(listed) == sorted(IncidentKind)
+    verdicts = (ROOT / "docs/verdicts.md").read_text(encoding="utf-8")
+    assert [kind for _, kind, _ in TABLE if f"`{kind}`" not in verdicts] == []

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.core.types import Attempt, NodeName
-from deeplink.scheduler.journal import incident_dedup
+from deeplink.scheduler.journal import incident_rows
 from deeplink.scheduler.journal import journal as journal_module
 from deeplink.scheduler.journal.incident_json import IncidentNews
 from deeplink.scheduler.journal.journal import (
@@ -242,7 +242,7 @@ def test_what_stood_still_is_known_from_the_attempt(journal: Journal) -> None:
 
 
 def test_stacks_are_kept_apart_and_only_of_the_newest(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incident_dedup, "KEPT_STACKS", 2)
+    monkeypatch.setattr(incident_rows, "KEPT_STACKS", 2)
     where = (
         RankStack(rank=1, pid=7, state="S", source="py-spy", text="wait()", flight="[]"),
         RankStack(rank=0, text="it does not answer"),

@@ -262,7 +262,7 @@ def test_a_dead_node_costs_its_job_one_restart_and_the_users_exclusions_stay(ben
     lose(bench, "n1")
     bench.turn(8, silent="n1")
     assert bench.cluster.asked == [
-        "scontrol update nodename=n1 state=drain reason=deeplink: 17.0.0-node-dead-n1",
+        "scontrol update nodename=n1 state=drain reason=deeplink: 17.0.0-end: node-dead",
         "scontrol update nodename=n1 state=down reason=deeplink: x",
         "scontrol requeue 17",
         "scontrol update jobid=17 ExcNodeList=n[1,9] StartTime=now",
@@ -422,7 +422,7 @@ def test_on_return_after_long_one_silent_node_alone_is_no_reason_to_doubt_oursel
     bench.clock.sleep(300.0)
     bench.turn(12)
     assert [line for line in bench.cluster.asked if "state=" in line] == [
-        "scontrol update nodename=n1 state=drain reason=deeplink: 17.0.0-node-dead-n1",
+        "scontrol update nodename=n1 state=drain reason=deeplink: 17.0.0-end: node-dead",
         "scontrol update nodename=n1 state=down reason=deeplink: x",
     ]
     assert not any("touching nothing" in line for line in bench.said)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from deeplink.core.clock import ManualClock
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal
-from deeplink.scheduler.liveness.heartbeats import HeartbeatTable, LauncherHeartbeat
-from deeplink.scheduler.recovery.records import Beat, Incident, IncidentOutcome, Phase
-from deeplink.scheduler.watch.memory import REREAD_S, JournalCache
+from deeplink.scheduler.recovery.records import ActionRecord, Beat, Incident, IncidentOutcome, Phase
+from deeplink.scheduler.watch.memory import JournalCache
 
 FIRST = Attempt(17, 0, 0)
 
@@ -35,24 +34,33 @@ def hit(kind: str, node: str = "n1", outcome: IncidentOutcome = IncidentOutcome.
     )
 
 
-def heard(heartbeats: HeartbeatTable, *incidents: Incident) -> LauncherHeartbeat:
-    heartbeats.hear(Beat(attempt=FIRST, phase=Phase.RUNNING, incidents=incidents), 1.0)
-    (newest,) = heartbeats.all()
-    return newest
+def test_what_is_on_record_is_read_again_once_an_incident_or_an_action_was_written(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, reads, read = JournalCache(journal=journal), list[object](), journal.incidents
 
+    def counted(*, job: int, limit: int) -> tuple[Incident, ...]:
+        reads.append(job)
+        return read(job=job, limit=limit)
 
-def test_a_beat_that_tells_of_an_incident_is_a_reason_to_read_again_and_so_is_a_word(journal: Journal) -> None:
-    memory, heartbeats = JournalCache(journal=journal, clock=(clock := ManualClock())), HeartbeatTable()
-    assert memory.of(heard(heartbeats)).told == frozenset()
-    journal.record_incident(hit("node-silent"))
-    assert memory.of(heard(heartbeats)).told == frozenset(), "nobody said so"
-    assert memory.of(heard(heartbeats, hit("node-silent"))).told == {"node-silent"}
-    journal.record_incident(hit("ranks-hung"))
-    memory.changed(17)
-    assert memory.of(heard(heartbeats)).told == {"node-silent", "ranks-hung"}
-    journal.record_incident(hit("straggler"))
-    clock.sleep(REREAD_S)
-    assert "straggler" in memory.of(heard(heartbeats)).told
+    monkeypatch.setattr(journal, "incidents", counted)
+    for _ in range(3):
+        assert memory.of(FIRST).told == frozenset()
+        assert (memory.drained(), memory.open_incidents()) == ({}, 0)
+    assert len(reads) == 1
+    beat = Beat(attempt=FIRST, phase=Phase.RUNNING, incidents=(hit("node-silent"),))
+    journal.record_beat(beat, 1.0)
+    assert (memory.of(FIRST).told, memory.open_incidents()) == (frozenset({"node-silent"}), 1)
+    journal.begin_action(
+        ActionRecord(key="k", incident="i", remedy="drain", attempt=None, node=NodeName("n1"), began_unix=5.0)
+    )
+    assert memory.drained() == {"n1": 5.0}
+    journal.record_beat(replace(beat, incidents=()), 2.0)
+    reads.clear()
+    memory.of(FIRST)
+    assert len(reads) == 1
+    memory.of(FIRST)
+    assert len(reads) == 1, "a heartbeat that tells of nothing is no reason"
 
 
 @pytest.mark.parametrize(
@@ -72,14 +80,5 @@ def test_what_blames_a_node_and_what_asks_for_a_restart(
     journal: Journal, kind: str, outcome: IncidentOutcome, suspect: bool, rescued: bool
 ) -> None:
     journal.record_incident(hit(kind, outcome=outcome))
-    remembered = JournalCache(journal=journal, clock=ManualClock()).of(heard(HeartbeatTable()))
+    remembered = JournalCache(journal=journal).of(FIRST)
     assert (remembered.suspects == ("n1",), remembered.rescued) == (suspect, rescued)
-
-
-def test_of_jobs_that_are_gone_nothing_is_remembered(journal: Journal) -> None:
-    memory, heartbeats = JournalCache(journal=journal, clock=ManualClock()), HeartbeatTable()
-    memory.of(heard(heartbeats))
-    journal.record_incident(hit("node-silent"))
-    memory.forget(set())
-    assert memory.of(heard(heartbeats)).told == {"node-silent"}
-    assert memory.open_incidents() == 1

@@ -82,17 +82,11 @@ def test_what_somebody_emptied_is_there_again_after_the_next_round(journal: Path
         assert lead.last_unix == 1001.0
 
 
-def test_of_a_word_that_is_torn_the_time_of_the_file_is_taken(journal: Path) -> None:
+@pytest.mark.parametrize("left", [b"\0\0\0\0", b"0000000001007.250\n"], ids=["torn", "of an older watchdog"])
+def test_of_a_word_that_cannot_be_read_the_time_of_the_file_is_taken(journal: Path, left: bytes) -> None:
     ended(journal)
     lock = journal.with_name("watch.sqlite.lock")
-    lock.write_bytes(b"\0\0\0\0")
+    lock.write_bytes(left)
     os.utime(lock, (2000.0, 2000.0))
     with leading(journal) as lead:
         assert (lead.last_unix, lead.carried) == (2000.0, None)
-
-
-def test_the_word_of_an_older_watchdog_is_its_time_alone(journal: Path) -> None:
-    ended(journal)
-    journal.with_name("watch.sqlite.lock").write_bytes(b"0000000001007.250\n")
-    with leading(journal) as lead:
-        assert (lead.last_unix, lead.carried) == (1007.25, None)

@@ -167,6 +167,86 @@ def test_a_batch_host_that_boots_while_no_watchdog_is_there_is_told_by_the_next_
     assert any("release 17" in line or "StartTime" in line for line in bench.cluster.asked) is (after_s > 0)
 
 
+@pytest.mark.parametrize("host", ["n0", "n1"])
+def test_a_watchdog_that_comes_late_sees_by_slurms_own_record_what_died_and_acts(bench: Bench, host: str) -> None:
+    calm(bench, 3)
+    last = bench.clock.unix() - 0.6
+    bench.clock.sleep(300.0)  # no watchdog; a node dies, Slurm calls it down, and its job stands still
+    lose(bench, host)
+    bench.cluster.node_states[host] = "DOWN+NOT_RESPONDING"
+    bench.start()
+    bench.daemon.run(lambda _: True)
+    stranded = [] if host == "n0" else [lambda one: one.beat(Phase.STRANDED, silent="n1", silent_s=290.0)]
+    go(bench, 8, *stranded)
+    assert "scontrol requeue 17" in bench.cluster.asked
+    assert any(
+        f"ExcNodeList=n[{host[1]},9]" in line or f"ExcNodeList={host}" in line for line in bench.cluster.asked
+    )
+    (incident,) = bench.journal.incidents()
+    assert (incident.id, incident.kind, incident.node) == ("17.0.0-end", "node-dead", host)
+    if host == "n0":
+        assert incident.began_unix == pytest.approx(last, abs=1.0), "as far as the launcher was heard"
+
+
+def test_a_job_that_slurm_puts_back_for_its_cut_off_controller_is_in_that_incident(bench: Bench) -> None:
+    calm(bench, 3)
+    for name in bench.cluster.node_states:
+        lose(bench, name)
+    go(bench, 20)
+    bench.cluster.answers.clear()
+    bench.cluster.job_state, bench.cluster.restarts = "PENDING", 1
+    bench.cluster.reason = "launch failed requeued held"
+    go(bench, 20)
+    (incident,) = bench.journal.incidents()
+    assert (incident.kind, incident.attempt) == ("self-in-doubt", Attempt(17, 0, 0))
+    assert "Slurm put it back into the queue and holds it" in incident.evidence
+    assert any("StartTime=now" in line or "release" in line for line in bench.cluster.asked)
+
+
+def test_a_node_that_was_cut_off_and_took_no_training_with_it_is_over_when_it_is_back(bench: Bench) -> None:
+    bench.act = False
+    bench.start()
+    attend(bench, 1, name=N1)
+    lose(bench, "n1")
+    for _ in range(8):
+        bench.beat(Phase.RUNNING, silent="n1")
+        bench.daemon.tick()
+        bench.clock.sleep(0.6)
+    bench.cluster.answers["n1"] = ProbeResult.ANSWERS
+    attend(bench, 12, name=N1)
+    assert [(one.id, one.kind, one.outcome.value) for one in bench.journal.incidents()] == [
+        ("17.0.0-end", "node-cut-off", "recovered")
+    ]
+    lose(bench, "n1")
+    bench.turn(8, silent="n1")
+    assert [(one.id, one.kind, one.outcome.value) for one in bench.journal.incidents()] == [
+        ("17.0.0-end@2", "node-dead", "open"),
+        ("17.0.0-end", "node-cut-off", "recovered"),
+    ]
+
+
+def test_a_launcher_that_is_heard_again_while_its_ranks_went_on_ended_no_attempt(bench: Bench) -> None:
+    bench.act = False
+    bench.start()
+    calm(bench, 3)
+    go(bench, 40)
+    assert [(one.id, one.kind) for one in bench.journal.incidents(only_open=True)] == [
+        ("17.0.0-end", "launcher-lost")
+    ]
+    bench.start()
+    bench.daemon.run(lambda _: True)
+    bench.turn(4, silent="n1")
+    assert bench.journal.incidents(only_open=True), "it misses a node"
+    calm(bench, 12)
+    assert bench.journal.incidents(only_open=True) == ()
+    began = bench.clock.unix()
+    lose(bench, "n1")
+    bench.turn(8, silent="n1")
+    (incident,) = bench.journal.incidents(only_open=True)
+    assert incident.id == "17.0.0-end@2"
+    assert incident.began_unix > began - 10.0, "the standstill is not counted from the launcher's silence on"
+
+
 def test_a_slurmd_that_its_agent_has_started_anew_is_told_once_and_is_over(bench: Bench) -> None:
     anew = Finding(check="slurmd", severity=Severity.NOTE, text="slurmd was gone, and was started again")
     attend(bench, 6, anew)
@@ -263,7 +343,7 @@ def test_an_episode_that_begins_after_the_clock_was_set_back_is_another_incident
     attend(bench, 3, found())
     (first,) = sick(bench)
     attend(bench, 12)
-    began = int(first.id.rpartition("@")[2])
+    began = int(first.began_unix)
     bench.clock.epoch = began - bench.clock.now
     attend(bench, 3, found())
     assert [one.outcome for one in sick(bench)] == [IncidentOutcome.RECOVERED, IncidentOutcome.OPEN]

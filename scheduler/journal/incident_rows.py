@@ -1,11 +1,12 @@
-"""Stores each fault as one incident, whoever reports it, however often, under whichever id.
+"""Incidents as rows: what is told under one id is one incident, and so is one fault that hits several jobs.
 
-Everything here works inside a transaction of `journal`. An incident that was told under more than one id has a row
-in `hits` for each: which node and job it is about, and how that job is. Whoever asks by such an id finds the one.
+Everything here works inside a transaction of `journal`. The id is made by who sees a fault first; each further
+node, job or id of it has a row in `hits`, with how that job is now. Whoever asks by such an id finds the one.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,9 @@ from deeplink.core.codec import from_row, to_row
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal import schema
 from deeplink.scheduler.recovery.incident_merging import (
-    is_part,
+    SLACK_S,
+    are_together,
+    is_another,
     is_same,
     merged,
     step_seconds,
@@ -21,7 +24,13 @@ from deeplink.scheduler.recovery.incident_merging import (
     with_timeline,
     within_bounds,
 )
-from deeplink.scheduler.recovery.records import Incident, IncidentKind, IncidentOutcome, Moment
+from deeplink.scheduler.recovery.records import (
+    NODE_LOST,
+    Incident,
+    IncidentKind,
+    IncidentOutcome,
+    Moment,
+)
 
 if TYPE_CHECKING:
     import sqlite3
@@ -45,7 +54,13 @@ def _row(incident: Incident) -> dict[str, Any]:
 
 def put(db: sqlite3.Connection, told: Incident, below: Collection[NodeName] = ()) -> Incident:
     """Add a telling to the incident it belongs to, or begin one; return what is on record then."""
-    known = find(db, told.id)
+    known = find(db, told.id, told.began_unix)
+    if known is not None and is_another(known, told):
+        told, known = replace(told, id=_next_id(db, told.id)), None
+    elif known is not None and known.kind == IncidentKind.WATCHDOG_PARTITIONED and told.attempt is not None:
+        known = replace(
+            known, outcome=told.outcome, recovered_unix=0.0
+        )  # it cost a job its attempt: that is not over
     if known is None and (known := _of_the_same_fault(db, told)) is not None:
         known = _joined(db, known, told)
     whole = merged(known, _as_part(db, known, told)) if known else replace(told, timeline=united(told.timeline))
@@ -57,23 +72,33 @@ def put(db: sqlite3.Connection, told: Incident, below: Collection[NodeName] = ()
             schema.PUT_STACK, [{**to_row(one), "incident": whole.id} for one in within_bounds(told.stacks)]
         )
         db.execute(schema.THIN_STACKS, (KEPT_STACKS,))
+    if known and told.id == known.id:
+        if told.node and known.node and told.node != known.node:
+            _put_node(db, whole, told.node)
+        if told.attempt and known.attempt and told.attempt.job != known.attempt.job:
+            _put_job(db, known, told, f"{known.id}/{told.attempt}")
     if below:
         _take_over(db, whole, below)
-    return incident_of(db.execute(schema.INCIDENT_BY_ID, (whole.id,)).fetchone())
+    return incident_of(db.execute(schema.INCIDENT_BY_ID, (whole.id, whole.id)).fetchone())
 
 
-def find(db: sqlite3.Connection, name: str) -> Incident | None:
-    """Return the incident that was told under this id; None where there is none."""
-    row = db.execute(schema.INCIDENT_BY_ID, (name,)).fetchone()
-    if row is None and (hit := db.execute(schema.HIT, (name,)).fetchone()):
-        row = db.execute(schema.INCIDENT_BY_ID, (hit["incident"],)).fetchone()
-    return incident_of(row) if row else None
+def find(db: sqlite3.Connection, name: str, began_unix: float = math.inf) -> Incident | None:
+    """Return the incident of this id that had begun by then, of several the newest; None where there is none."""
+    known = [incident_of(row) for row in db.execute(schema.INCIDENTS_BY_ID, {"id": name})]
+    return next((one for one in known if one.began_unix <= began_unix + SLACK_S), known[-1] if known else None)
+
+
+def _next_id(db: sqlite3.Connection, name: str) -> str:
+    """Return the id of what comes again: `cluster-node-sick-n3@2`."""
+    base = name.partition("@")[0]
+    return f"{base}@{db.execute(schema.TIMES, {'id': base}).fetchone()[0] + 1}"
 
 
 def put_moment(db: sqlite3.Connection, incident: str, moment: Moment) -> None:
     """Add to the course of the incident of this id, if it is on record."""
-    known = find(db, incident)
-    if known is not None:
+    row = db.execute(schema.INCIDENT_BY_ID, (incident, incident)).fetchone()
+    if row is not None:
+        known = incident_of(row)
         whole = replace(known, timeline=united(known.timeline, [moment]))
         db.execute(schema.CHANGE_INCIDENT, _row(whole))
 
@@ -120,20 +145,14 @@ def close(db: sqlite3.Connection, job: int, outcome: IncidentOutcome, now_unix: 
 def _of_the_same_fault(db: sqlite3.Connection, told: Incident) -> Incident | None:
     asked = {**_row(told), "limit": MOST_CANDIDATES}
     for row in db.execute(schema.CANDIDATES, asked).fetchall():
-        known = incident_of(row)
-        below: set[NodeName] = set()
-        if known.kind == IncidentKind.SWITCH_SUSPECT:
-            below = {NodeName(found["node"]) for found in db.execute(schema.BELOW, (known.id,))}
-        if is_same(known, told, below):
-            return known
+        if is_same(incident_of(row), told, shares_node=bool(row["shares_node"])):
+            return incident_of(row)
     return None
 
 
 def _joined(db: sqlite3.Connection, known: Incident, told: Incident) -> Incident:
     """Note that `told` is `known`, too; return `known`, open again where it only waited for this."""
-    if known.attempt is not None and not db.execute(schema.HIT, (known.id,)).fetchone():
-        db.execute(schema.PUT_HIT, _hit(known, known.id))
-    db.execute(schema.PUT_HIT, _hit(told, known.id))
+    _put_job(db, known, told, told.id)
     if known.outcome is IncidentOutcome.FAILED and told.outcome is IncidentOutcome.OPEN:
         # Its launcher gave it that end when it told about this one; the job goes on being in need.
         return replace(known, outcome=IncidentOutcome.OPEN)
@@ -144,7 +163,10 @@ def _as_part(db: sqlite3.Connection, known: Incident | None, told: Incident) -> 
     """Return a telling as what it adds: of another job the evidence says so; its end may not be the whole's."""
     said = replace(told, evidence=_said(db, known, told))
     job = (told.attempt or (known.attempt if known else None) or Attempt(0, 0, 0)).job
-    if known is None or told.outcome is IncidentOutcome.OPEN or not _others_wait(db, known.id, job, told.outcome):
+    if known is None or told.outcome is IncidentOutcome.OPEN:
+        return said
+    beside = told.id != known.id and told.node != known.node  # a spare's loss, say: that is over at once
+    if not beside and not _others_wait(db, known.id, job, told.outcome):
         return said
     return replace(said, outcome=IncidentOutcome.OPEN, recovered_unix=0.0)
 
@@ -174,24 +196,29 @@ def _hit(told: Incident, incident: str) -> dict[str, Any]:
 def _take_over(db: sqlite3.Connection, whole: Incident, below: Collection[NodeName]) -> None:
     """Make what is on record of the loss of these nodes a part of this incident."""
     for name in sorted(below)[:MOST_BELOW]:
-        db.execute(
-            schema.PUT_HIT,
-            {**_hit(replace(whole, attempt=None, node=name), whole.id), "id": f"{whole.id}/{name}"},
-        )
-        lost = db.execute(
-            schema.LOST_BELOW, {"node": name, "incident": whole.id, "limit": MOST_CANDIDATES}
-        ).fetchall()
-        for part in map(incident_of, lost):
-            if is_part(part, whole, below):
-                whole = _with_part(db, whole, part)
+        _put_node(db, whole, name)
+        asked = {**_row(replace(whole, attempt=None, node=name)), "limit": MOST_CANDIDATES}
+        for row in db.execute(schema.CANDIDATES, asked).fetchall():
+            if row["id"] != whole.id and row["kind"] in NODE_LOST and are_together(incident_of(row), whole):
+                whole = _with_part(db, whole, incident_of(row))
+
+
+def _put_node(db: sqlite3.Connection, whole: Incident, name: NodeName) -> None:
+    hit = _hit(replace(whole, attempt=None, node=name), whole.id)
+    db.execute(schema.PUT_HIT, {**hit, "id": f"{whole.id}/{name}"})
+
+
+def _put_job(db: sqlite3.Connection, known: Incident, told: Incident, name: str) -> None:
+    """Note what else an incident hit, of which it is told as `name`; and what it hit first."""
+    if known.attempt is not None and not db.execute(schema.HIT, (known.id,)).fetchone():
+        db.execute(schema.PUT_HIT, _hit(known, known.id))
+    db.execute(schema.PUT_HIT, {**_hit(told, known.id), "id": name})
 
 
 def _with_part(db: sqlite3.Connection, whole: Incident, part: Incident) -> Incident:
-    if whole.attempt is not None and not db.execute(schema.HIT, (whole.id,)).fetchone():
-        db.execute(schema.PUT_HIT, _hit(whole, whole.id))
     for statement in schema.TAKE_OVER:
         db.execute(statement, {"id": part.id, "incident": whole.id})
-    db.execute(schema.PUT_HIT, _hit(part, whole.id))
+    _put_job(db, whole, part, part.id)
     told = replace(part, evidence=f"{part.id}: {part.evidence}", outcome=IncidentOutcome.OPEN, recovered_unix=0.0)
     both = merged(whole, told)
     db.execute(schema.CHANGE_INCIDENT, _row(both))
