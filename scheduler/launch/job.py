@@ -90,7 +90,7 @@ def run_job(
         stack.enter_context(own_files_private())
         events = _event_log(backend, config, clock, as_json=as_json)
         stack.callback(events.close)
-        handover = None if link is None else Handover(link, backend.folder)
+        handover = None if link is None else Handover(link, backend, clock)
         if link is not None and link.is_last and (handover is None or handover.attempt is None):
             raise LaunchError(
                 f"signal {link.died or 0:d} ended the launcher again and again, before the ranks were started",
@@ -110,7 +110,7 @@ def run_job(
         if backend.can_requeue:
             restarts = AgentRestart(lambda before: backend.start_agents(secret, before), clock)
         step = backend.start_agents(secret) if handover is None else handover.agents(backend)
-        agents = AgentPool(step, partial(token_of, secret), clock, restarts, backend.folder)
+        agents = AgentPool(step, partial(token_of, secret), clock, restarts, backend.folder, role=backend.role)
         stack.callback(agents.close)
         if link is not None:
             link.is_under_way = True

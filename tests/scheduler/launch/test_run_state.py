@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deeplink.core.clock import ManualClock
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
 from deeplink.scheduler.launch.history import Progress
+from deeplink.scheduler.launch.launcher_role import FILE, LauncherPlace, left_role, run_of
 from deeplink.scheduler.launch.process import StartedAgents, StartedSlots
-from deeplink.scheduler.launch.run_state import FILE, AttemptState, RunState, RunStateFile
+from deeplink.scheduler.launch.run_state import AttemptState, RunState, RunStateFile
 from deeplink.scheduler.recovery.rank_failure import Cause, Setback
 from deeplink.scheduler.recovery.records import Incident, Moment
 
+PLACE = LauncherPlace(
+    host="n0",
+    term=1,
+    command=("python", "run"),
+    folder="/home",
+    env={"SLURM_JOB_ID": "7"},
+    output=("/out", "/out"),
+    monotonic=500.0,
+    unix=1e9,
+)
 AGENTS = StartedAgents((41, 42), "/state/7/announced-x", 17)
 STEPS = st.none() | st.integers(0, 1 << 40)
 
@@ -75,7 +88,7 @@ def attempts(draw: st.DrawFn) -> AttemptState:
 @given(attempt=st.none() | attempts())
 def test_what_is_left_is_read(attempt: AttemptState | None, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("job")
-    left = RunState(AGENTS, attempt)
+    left = RunState(AGENTS, attempt, PLACE)
     RunStateFile(folder, "a").write(left)
     assert RunStateFile(folder, "a").read() == left
     assert RunStateFile(folder, "b").read() is None, "another run of the script"
@@ -100,6 +113,36 @@ def test_it_holds_no_secret_and_a_folder_that_is_gone_ends_no_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     RunStateFile(tmp_path, "a").write(RunState(AGENTS))
-    assert json.loads((tmp_path / FILE).read_text()).keys() == {"run", "agents", "attempt"}
+    assert json.loads((tmp_path / FILE).read_text()).keys() == {*("run", "agents", "attempt", "launcher", "nodes")}
     RunStateFile(tmp_path / "gone", "a").write(RunState(AGENTS))
     assert "gone" in caplog.text
+
+
+@given(attempt=attempts())
+def test_on_another_host_no_process_of_the_first_one_is_known_and_moments_are_of_its_clock(
+    attempt: AttemptState,
+) -> None:
+    left = RunState(AGENTS, replace(attempt, began=490.0), PLACE)
+    assert left.seen_from(NodeName("n0"), ManualClock()) is left
+    clock = ManualClock(now=30.0, epoch=1e9 + 5 - 30.0)
+    seen = left.seen_from(NodeName("n1"), clock)
+    assert seen.agents == StartedAgents((), AGENTS.said, AGENTS.log_start)
+    assert seen.attempt is not None
+    assert seen.attempt.began == pytest.approx(15.0), "15 s ago"
+    assert not seen.attempt.restarted
+    assert {pid for one in seen.attempt.slots for pid, _ in one.steps} <= {0}
+    assert [dict(counts) for one in seen.attempt.slots for _, counts in one.steps] == [
+        dict(counts) for one in attempt.slots for _, counts in one.steps
+    ]
+
+
+@given(attempt=attempts())
+def test_agents_find_the_attempts_nodes_and_those_that_rest_first(
+    attempt: AttemptState, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("job")
+    RunStateFile(folder, run_of("s")).write(RunState(AGENTS, attempt, PLACE))
+    left = left_role(folder, run_of("s"))
+    assert left is not None
+    assert left.place == PLACE
+    assert [*left.nodes] == [one.name for one in (*attempt.launch.spares, *attempt.launch.nodes)]
