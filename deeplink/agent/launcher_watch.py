@@ -52,6 +52,7 @@ START_S = 30.0  # within which a launcher that has claimed the role asks the age
 STORAGE_S = 3.0  # how long the job's folder may take
 ANSWER_S, PROBE_S = 1.0, 1.0
 GONE_S, ASK_S = 30.0, 4.0  # since when, and how often, Slurm is asked whether it has given the batch host up
+SELDOM_S = 60.0  # how often by nodes that are not among the first
 JOURNAL = "journal.sqlite"
 
 
@@ -75,6 +76,7 @@ class LauncherWatch:
     _ending: threading.Event = field(default_factory=threading.Event)
     _claimed: tuple[int, float] = (0, 0.0)  # the newest term that was claimed and does not ask, and since when
     _ask_at: float = 0.0
+    _trouble: str = ""
 
     @classmethod
     def of_job(
@@ -120,7 +122,7 @@ class LauncherWatch:
         self._ending.set()
 
     def _run(self) -> None:
-        while not self._ending.wait(LOOK_S):
+        while not self._ending.wait(LOOK_S if self.number < 4 * FIRST else ASK_S):
             try:
                 self.look()
             except Exception:  # else nobody here would look any more
@@ -135,10 +137,15 @@ class LauncherWatch:
             left = call_with_timeout(lambda: left_role(self.folder, run_of(self.secret)), STORAGE_S)
             if left is not None and self._is_turn(left, silent_s) and self._may_take(left):
                 self._take(left)
+        except FileNotFoundError:
+            pass  # of a run without a launcher that could be followed
         except (OSError, ValueError) as problem:  # a TimeoutError, too
-            log.warning("the launcher's role: %s", problem)
-        if self.silent_s() >= GONE_S and self.number < FIRST and self.clock.monotonic() >= self._ask_at:
-            self._ask_at = self.clock.monotonic() + ASK_S
+            if str(problem) != self._trouble:  # once, not at each look
+                log.warning("the launcher's role: %s", problem)
+            self._trouble = str(problem)
+        pause_s = ASK_S if self.number < FIRST else SELDOM_S
+        if self.silent_s() >= GONE_S + pause_s - ASK_S and self.clock.monotonic() >= self._ask_at:
+            self._ask_at = self.clock.monotonic() + pause_s
             self._requeue()
 
     # The launcher's role.
@@ -194,7 +201,9 @@ class LauncherWatch:
 
     def _begin(self, place: LauncherPlace, term: int) -> None:
         """Start a launcher, and what starts it again; both end with this job's step."""
-        argv = python_command("deeplink.scheduler.launch.launcher_process", str(term), *place.command)
+        since = self.clock.monotonic() - self.silent_s()
+        module = "deeplink.scheduler.launch.launcher_process"
+        argv = python_command(module, str(term), str(since), *place.command)
         with ExitStack() as stack:
             stdout, stderr = (stack.enter_context(self._output(path)) for path in place.output)
             env = place.environment(self.environ, self.node)
@@ -209,7 +218,7 @@ class LauncherWatch:
         try:
             return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "wb")  # made anew it would be another one
         except OSError:
-            kept = self.folder / f"output.{self.node}"
+            kept = self.folder / f"launcher.{self.node}.out"
             log.warning("the job's output %r is not here: from now on it is in %s", path, kept)
             return kept.open("ab")
 

@@ -192,11 +192,10 @@ class ParentLink:
 
 
 def follow(argv: list[str]) -> NoReturn:
-    """Become the parent of a launcher that follows another node's: `TERM COMMAND...`; the secret is on stdin."""
-    term, *command = argv
+    """Become the parent of a launcher that follows another node's (`parent.py`): `TERM SINCE COMMAND...`."""
     become_subreaper()
     signal.pthread_sigmask(signal.SIG_BLOCK, {*parent.FORWARDED, signal.SIGCHLD})
-    become([sys.executable, "-I", "-S", parent.__file__, "0", term, *command])
+    become([sys.executable, "-I", "-S", parent.__file__, "0", *argv])
 
 
 if __name__ == "__main__":

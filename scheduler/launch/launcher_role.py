@@ -90,7 +90,7 @@ class LauncherPlace:
             host=host or "",
             term=term,
             command=(sys.executable, *sys.orig_argv[1:]),
-            folder=str(Path.cwd()),
+            folder=_working_folder(),
             env=slurms(os.environ),
             output=(_file_behind(1), _file_behind(2)),
             monotonic=time.monotonic(),
@@ -119,6 +119,13 @@ class LauncherPlace:
 def slurms(env: Mapping[str, str]) -> dict[str, str]:
     """Return what of an environment Slurm tells of a script, or of a step."""
     return {name: value for name, value in env.items() if name.startswith(_SLURMS)}
+
+
+def _working_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it has been removed
+        return "/"
 
 
 def _file_behind(descriptor: int) -> str:

@@ -1,9 +1,9 @@
 """Holds the batch script's place for the launcher, and starts it again when it dies. Run by its path.
 
 `python -I -S parent.py LAUNCHER PIPE COMMAND...`: the process that `launcher_process.py` turned into this one, its
-child the launcher, and the pipe to that. Where LAUNCHER is 0 another node's launcher is followed: PIPE is the
-term, and standard input tells the secret of the run. The standard library alone, and little: the last to be killed
-for want of memory, and nothing in it that could fail.
+child the launcher, and the pipe to that. With `0 TERM SINCE COMMAND...` it follows a launcher of another node that
+is silent since then: it starts the first one itself, and standard input tells the run's secret. The standard
+library alone, and little of it: the last to be killed for want of memory, and nothing in it that could fail.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Parent:
         self._how = 0  # the last launcher ended
         self._others: set[int] = set()  # children that are none of the run's: of a script that became us
 
-    def follow(self) -> int:
-        """Do the same for a run whose launcher was on a host that has died."""
-        self._how, self._deaths = -signal.SIGKILL, [time.monotonic()]
+    def follow(self, since: float) -> int:
+        """Do the same for a run whose launcher was on a host that has died, and is silent since then."""
+        self._how, self._deaths = -signal.SIGKILL, [since]
         return self.hold(*self._start())
 
     def hold(self, launcher: int, pipe: int) -> int:
@@ -178,5 +178,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "0":
         secret = sys.stdin.readline().strip()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        sys.exit(Parent(sys.argv[3:], secret, int(sys.argv[2])).follow())
+        sys.exit(Parent(sys.argv[4:], secret, int(sys.argv[2])).follow(float(sys.argv[3])))
     sys.exit(Parent(sys.argv[3:]).hold(int(sys.argv[1]), int(sys.argv[2])))

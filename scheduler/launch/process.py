@@ -97,7 +97,8 @@ class AbsentProcess:
         """Nobody can say how it ended."""
 
     def wait(self, timeout: float) -> NoReturn:
-        """It is not waited for."""
+        """Wait so long for what it is the parent of: that ends by itself, or not."""
+        time.sleep(timeout)
         raise processes.TimeoutExpired("another host's", timeout)
 
 

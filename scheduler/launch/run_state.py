@@ -38,7 +38,7 @@ from deeplink.scheduler.recovery.rank_failure import Cause, Setback
 from deeplink.scheduler.recovery.records import Incident
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from deeplink.core.clock import Clock
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 WRITE_S = 3.0  # supervision waits no longer for its storage
+CLAIM_AGAIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +210,7 @@ class Handover:
 
     def __init__(self, link: ParentLink, backend: Backend, clock: Clock) -> None:
         """Read the state that was left, and end what was started and is not in it."""
-        self.link, self._role, self._here = link, backend.role, backend.here or ""
+        self.link, self._role, self._here, self._clock = link, backend.role, backend.here or "", clock
         self.claims = RoleClaims(backend.folder, link.run)
         self._file = RunStateFile(backend.folder, link.run)
         self._place = LauncherPlace.of_this_process(backend.here, self._role.term)
@@ -223,29 +224,43 @@ class Handover:
             link.end_strays({*agents, *self._restarted, *(pid for one in slots for pid, _ in one.steps)})
 
     @property
-    def taken_from(self) -> str:
-        """The node whose launcher had the role before; empty where it was this one."""
+    def said(self) -> str:
+        """What became of the launcher before us, for people."""
         place = None if self.before is None else self.before.place
-        return "" if place is None or place.host == self._here else place.host
+        if place is None or place.host == self._here:
+            return f"signal {self.link.died or 0:d} ended the launcher, and it was started again"
+        return f"{place.host} is silent, and {self._here} has taken the launcher's role"
 
-    def doubt(self, launch: Launch, silence: Mapping[NodeName, Silence]) -> str:
-        """Return why it is not known that the role is still ours; empty where it is.
+    def keep_role(
+        self,
+        launch: Launch,
+        silence: Callable[[], Mapping[NodeName, Silence]],
+        listen: Callable[[], None],
+        is_told_to_end: Callable[[], bool],
+    ) -> None:
+        """Return once the role is ours for certain, or we are told to end; end this process where another has it.
 
-        Where so many nodes are silent that another one may have it, it is claimed. Where another one has it, this
-        process ends.
+        Where so many nodes are silent that another one may have it, it is claimed. Without the job's folder, in
+        which that is done, no ranks could be started either.
         """
         nodes = [one.name for one in (*launch.nodes, *launch.spares)]
-        if is_undisputed(len(nodes), sum(silence[node].question_s < HEARD_S for node in nodes)):
-            return ""
+        while not is_told_to_end():
+            if is_undisputed(len(nodes), sum(silence()[node].question_s < HEARD_S for node in nodes)):
+                return
+            try:
+                call_with_timeout(self._claim, WRITE_S)
+            except OSError as problem:  # a TimeoutError, too
+                log.warning("the launcher's role cannot be claimed: %s", problem)
+            else:
+                return
+            listen()
+            self._clock.sleep(CLAIM_AGAIN_S)
+
+    def _claim(self) -> None:
         term = self._role.term + 1
-        try:
-            is_ours = call_with_timeout(lambda: self.claims.claim(term, launcher_on(self._here)), WRITE_S)
-        except OSError as problem:  # a TimeoutError, too
-            return f"the launcher's role cannot be claimed: {problem}"
-        if not is_ours:
+        if not self.claims.claim(term, launcher_on(self._here)):
             self.link.lose_role()
         self._role.term = term
-        return ""
 
     @property
     def attempt(self) -> AttemptState | None:

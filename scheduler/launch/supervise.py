@@ -112,8 +112,9 @@ class Supervisor:
             verdict, given = given or self._watch(running), None
             if verdict.move not in {NextMove.RELAUNCH, NextMove.STRANDED}:
                 return self._finish(running, verdict)
-            if verdict.move is NextMove.RELAUNCH and self._is_in_doubt(running.layout.launch):
-                continue
+            if verdict.move is NextMove.RELAUNCH and self._handover is not None:
+                nodes, is_told = self._agents.silence, lambda: self.ending is not None
+                self._handover.keep_role(running.layout.launch, nodes, self._listen, is_told)
             chosen: list[NodeName] = []
             if verdict.move is NextMove.RELAUNCH:
                 chosen = self._relaunch(running, verdict)
@@ -139,16 +140,9 @@ class Supervisor:
         self._progress = before.progress
         self._hangs.begin(launch)
         self._slurm.begin()
-        layout = RankLayout(
-            launch=launch,
-            crossings=before.crossings,
-            crossings_stock=before.crossings_stock,
-            groups=self._spec.groups,
-        )
-        link, taken_from = handover.link, handover.taken_from
-        said = f"signal {link.died or 0:d} ended the launcher, and it was started again"
-        if taken_from:
-            said = f"{taken_from} is silent, and {self._backend.here} has taken the launcher's role"
+        crossings, stock = before.crossings, before.crossings_stock
+        layout = RankLayout(launch=launch, crossings=crossings, crossings_stock=stock, groups=self._spec.groups)
+        link, said = handover.link, handover.said
         away_s = max(0.0, self._clock.monotonic() - link.died_at)
         self._reporter.take_over(layout, before.incident, said, away_s)
         reach = self._agents.reach(launch.attempt)
@@ -380,14 +374,6 @@ class Supervisor:
     def _forget(self, lost: Collection[NodeName]) -> None:
         self.has_lost = self.has_lost or bool(lost)
         self._usable = [node for node in self._usable if node not in lost]
-
-    def _is_in_doubt(self, launch: Launch) -> bool:
-        """Whether another node may have the launcher's role; waits a moment where it may."""
-        doubt = "" if self._handover is None else self._handover.doubt(launch, self._agents.silence())
-        if doubt:
-            self._events.waiting(doubt)
-            self._clock.sleep(STORAGE_AGAIN_S)
-        return bool(doubt)
 
     def _relaunch(self, running: _Running, verdict: AttemptVerdict) -> list[NodeName]:
         """End the ranks and return the nodes for the next ones; empty where too few are left to us."""

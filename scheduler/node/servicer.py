@@ -262,6 +262,8 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         is_of_now = request.HasField("attempt") and request.term >= self._term
         unasked_s = self.unasked_s()
         if is_of_now:
+            if request.term > self._term and self._slots is not None:
+                self._slots.keep_output()
             self._term, self._asked_at = request.term, self._clock.monotonic()
             newest = self.bulletin.learn(attempt_from_wire(request.attempt))
             job = newest.job
@@ -301,7 +303,6 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "only an agent of a job has ranks started")
         if request.term < self._term:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another launcher has taken the role")
-        self._term = request.term
         self.bulletin.learn(attempt_from_wire(request.attempt))
         return self._slots.ranks(request)
 

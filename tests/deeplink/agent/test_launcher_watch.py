@@ -159,7 +159,7 @@ def test_of_two_nodes_the_one_that_is_left_takes_the_role_by_its_claim(tmp_path:
     assert told.read_text() == "1 of-the-run True 9 n1"
     assert claims.claimant(1) == "n1"
     until(lambda: "out" in (tmp_path / "out").read_text(), LIMIT_S)
-    kept = tmp_path / "jobs" / "7" / "output.n1"
+    kept = tmp_path / "jobs" / "7" / "launcher.n1.out"
     until(lambda: "error" in kept.read_text(), LIMIT_S, kept.read_text)
     assert not (tmp_path / "nowhere").exists()
 
