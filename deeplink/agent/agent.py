@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import deeplink
 from deeplink.agent import checkpoint_replicas
-from deeplink.agent.batch_host import BatchHostWatch
+from deeplink.agent.launcher_watch import LauncherWatch
 from deeplink.agent.node_heartbeat import NodeHealth
 from deeplink.cache.errors import StoreError
 from deeplink.cache.replicate.fill import MOST_CALLS
@@ -121,7 +121,7 @@ class Agent:
         self._local: LocalListener | None = None
         self._stop_metrics: Callable[[], None] = lambda: None
         self._close_node_service: Callable[[], None] = lambda: None
-        self._batch_host: BatchHostWatch | None = None
+        self._launcher_watch: LauncherWatch | None = None
         self._slots = RankSlots(self._clock) if settings.of_job else None
         self._store_trouble = ""
         self.store_status = CachedProbe(
@@ -167,8 +167,8 @@ class Agent:
         if self._local is not None:
             self._local.start()
         self._keeper.start()
-        if self._batch_host is not None:
-            self._batch_host.start()
+        if self._launcher_watch is not None:
+            self._launcher_watch.start()
         self._health.start(self.settings.topology_address, self.store_status)
         address, interface = _reached_at(host, self._server.port)
         is_everywhere = host in ANYWHERE
@@ -189,8 +189,8 @@ class Agent:
 
     def stop(self) -> None:
         """Return once nothing is served any more; calls in flight get `STOP_GRACE_S`."""
-        if self._batch_host is not None:
-            self._batch_host.stop()
+        if self._launcher_watch is not None:
+            self._launcher_watch.stop()
         self._health.stop()
         self._keeper.stop()
         if self._local is not None:
@@ -242,11 +242,15 @@ class Agent:
             slots=self._slots,
         )
         self._close_node_service = servicer.close
-        if self.settings.of_job and self.settings.config is not None:
-            self._batch_host = BatchHostWatch.of_job(
+        tokens = self.settings.token
+        if self.settings.of_job and self.settings.config is not None and not isinstance(tokens, str):
+            self._launcher_watch = LauncherWatch.of_job(
                 os.environ,
                 servicer.unasked_s,
                 servicer.bulletin.newest,
+                node=self.settings.node,
+                secret=tokens.secret,
+                token=tokens.current,
                 slurm=Slurm(),
                 clock=self._clock,
                 state=self.settings.config.state,

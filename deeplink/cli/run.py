@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.container import Container
     from deeplink.scheduler.launch.launch_spec import LaunchSpec
+    from deeplink.scheduler.launch.launcher_process import ParentLink
     from deeplink.scheduler.launch.shared_network import SiteFabric
     from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
 
@@ -291,6 +292,8 @@ def command(  # noqa: PLR0913 - one for each option
 
         link = ParentLink.of_this_process(os.environ)  # this goes on in a child, and in another where it is killed
     with nullcontext() if link is None else link.greeted().outlived():
+        if link is not None and (code := _given_up(link)) is not None:
+            return code
         from deeplink.ops.topology_reading import site_of
         from deeplink.scheduler.launch.job import passed_on, run_job
         from deeplink.scheduler.launch.launch_spec import LaunchSpec, check_spread, gpu_options, ranks_of
@@ -299,6 +302,8 @@ def command(  # noqa: PLR0913 - one for each option
         if interface is not None:
             config = replace(config, interface=interface)
         backend = _backend(config, local, srun_options, goes_on=link is not None and link.died is not None)
+        if link is not None:
+            backend.role.term = link.term
         nodes, resting = len(backend.nodes), spares or 0
         count = nnodes if nnodes is not None else nodes - resting
         if count < 1 or count + resting > nodes:
@@ -331,7 +336,25 @@ def command(  # noqa: PLR0913 - one for each option
         if dry_run:
             _print_plan(backend, order, site, as_json=as_json)
             return 0
-        return run_job(backend, order, config, policy=recovery.policy(), site=site, as_json=as_json, link=link)
+        code = run_job(backend, order, config, policy=recovery.policy(), site=site, as_json=as_json, link=link)
+    if link is not None and link.is_elsewhere:
+        _end_job(backend, code, link)
+    return code
+
+
+def _end_job(backend: Backend, code: int, link: ParentLink) -> None:
+    from deeplink.scheduler.launch.job_end import end_job
+    from deeplink.scheduler.launch.launcher_role import RoleClaims
+
+    end_job(backend.job, backend.restart, code, RoleClaims(backend.folder, link.run))
+
+
+def _given_up(link: ParentLink) -> int | None:
+    """Return the run's exit code where another node has the launcher's role: once the run has ended there."""
+    from deeplink.scheduler.launch.launcher_role import RoleClaims
+
+    folder = load_config().state / "jobs" / os.environ["SLURM_JOB_ID"]
+    return link.given_up(RoleClaims(folder, link.run), os.environ.get("SLURMD_NODENAME", ""))
 
 
 def _served_paths(names: str | None, config: Config, inside: _ContainerOptions) -> dict[str, str]:

@@ -141,7 +141,7 @@ class RunTokens:
     """The tokens that an agent of a run accepts and shows. Thread-safe."""
 
     def __init__(self, secret: str, folder: Path | None = None) -> None:
-        self._secret, self._folder = secret, None
+        self.secret, self._folder = secret, None
         self._lock = threading.Lock()
         self._newest: Attempt | None = None
         self._current = ""
@@ -175,7 +175,7 @@ class RunTokens:
     def named(self, name: str) -> str:
         """Return the token of the attempt of this name; empty where it is no attempt's."""
         try:
-            return token_of(self._secret, Attempt.parse(name))
+            return token_of(self.secret, Attempt.parse(name))
         except AttemptFormatError:
             return ""
 
@@ -191,7 +191,7 @@ class RunTokens:
             attempt = Attempt.parse(token.partition(":")[0])
         except AttemptFormatError:
             return None
-        return attempt if only(token_of(self._secret, attempt))(token) else None
+        return attempt if only(token_of(self.secret, attempt))(token) else None
 
     def _leave(self, attempt: Attempt, token: str) -> None:
         if self._folder is None:

@@ -76,6 +76,7 @@ class StatusRequest(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     SAVE_AT_FIELD_NUMBER: _builtins.int
     OVER_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     after_report: _builtins.int
     """return only progress with a greater sequence number"""
     members: _builtins.str
@@ -84,6 +85,8 @@ class StatusRequest(_message.Message):
     """what the attempt's ranks are to be told (ReportReply); 0: nothing"""
     over: _builtins.bool
     """the run has ended: its slots are to leave"""
+    term: _builtins.int
+    """how often the launcher's role was taken by another node before; who is of an older term is told, and not obeyed"""
     @_builtins.property
     def attempt(self) -> _common_pb2.Attempt:
         """the attempt the caller runs; the agent fences older ones from now on"""
@@ -96,10 +99,11 @@ class StatusRequest(_message.Message):
         members: _builtins.str = ...,
         save_at: _builtins.int = ...,
         over: _builtins.bool = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_report", b"after_report", "attempt", b"attempt", "members", b"members", "over", b"over", "save_at", b"save_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_report", b"after_report", "attempt", b"attempt", "members", b"members", "over", b"over", "save_at", b"save_at", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -119,6 +123,8 @@ class StatusReply(_message.Message):
     HEALTH_FIELD_NUMBER: _builtins.int
     BOOT_ID_FIELD_NUMBER: _builtins.int
     UNIX_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    UNASKED_S_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     topology_address: _builtins.str
     """SLURM_TOPOLOGY_ADDR as seen on the node, e.g. core.spine0.leaf1.n3; empty outside Slurm"""
@@ -129,6 +135,10 @@ class StatusReply(_message.Message):
     """of the node's kernel: another one after a reboot; empty where unknown"""
     unix: _builtins.float
     """the node's clock when it answered"""
+    term: _builtins.int
+    """newest term of a launcher that it knows of"""
+    unasked_s: _builtins.float
+    """for so long no launcher has asked it"""
     @_builtins.property
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Progress]:
         """in order of arrival, at most the newest 1,024"""
@@ -156,10 +166,12 @@ class StatusReply(_message.Message):
         health: _abc.Iterable[_common_pb2.Finding] | None = ...,
         boot_id: _builtins.str = ...,
         unix: _builtins.float = ...,
+        term: _builtins.int = ...,
+        unasked_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["newest", b"newest", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "health", b"health", "last_report", b"last_report", "newest", b"newest", "node", b"node", "progress", b"progress", "store", b"store", "topology_address", b"topology_address", "unix", b"unix", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "health", b"health", "last_report", b"last_report", "newest", b"newest", "node", b"node", "progress", b"progress", "store", b"store", "term", b"term", "topology_address", b"topology_address", "unasked_s", b"unasked_s", "unix", b"unix", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -443,6 +455,7 @@ class RanksRequest(_message.Message):
     GRACE_S_FIELD_NUMBER: _builtins.int
     KNOWN_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """the slots that are to run them, as the launcher numbers them"""
     launch: _builtins.str
@@ -455,6 +468,8 @@ class RanksRequest(_message.Message):
     """the version that was answered last"""
     wait_s: _builtins.float
     """how long to wait for another one, at most 5"""
+    term: _builtins.int
+    """of the launcher (StatusRequest); an older one is refused"""
     @_builtins.property
     def attempt(self) -> _common_pb2.Attempt:
         """whose ranks"""
@@ -479,10 +494,11 @@ class RanksRequest(_message.Message):
         grace_s: _builtins.float = ...,
         known: _builtins.int = ...,
         wait_s: _builtins.float = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "end", b"end", "grace_s", b"grace_s", "known", b"known", "launch", b"launch", "ranks", b"ranks", "signals", b"signals", "step", b"step", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "end", b"end", "grace_s", b"grace_s", "known", b"known", "launch", b"launch", "ranks", b"ranks", "signals", b"signals", "step", b"step", "term", b"term", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,6 +67,7 @@ class AgentMonitor:
         self.lives = float("-inf")
         self.slurmd = slurmd_of(facts.address)
         self.after_report = 0
+        self.term = 0  # the newest of a launcher that it knows of
         self.store = node_pb2.StoreStatus()
         self.health: tuple[Finding, ...] = ()
         self.unix = (0.0, 0.0)  # what its clock showed, and when it told; 0 while it has not
@@ -146,7 +147,7 @@ class AgentMonitor:
         self.heard, self.refused_since = now, None
         if asked < self._newest:
             return  # a later question's answer was quicker, and says all that this one does
-        self._newest = asked
+        self._newest, self.term = asked, reply.term
         self.boot_id = reply.boot_id or self.boot_id
         self.health, self.store, self.unix = _findings(reply.health), reply.store, (reply.unix, now)
         self.asked_and_answered = max(self.asked_and_answered, asked)

@@ -16,6 +16,7 @@ from deeplink.core.types import format_members
 from deeplink.rpc.channel import agent_channel, allow_descriptors, attempt_to_wire
 from deeplink.scheduler.launch.agent_monitor import ANSWER_S, GAP_S, POLL_S, AgentMonitor, GatherPoll
 from deeplink.scheduler.launch.backend import LaunchError, NodesLostError
+from deeplink.scheduler.launch.launcher_role import HeldRole
 from deeplink.v1 import node_pb2
 
 if TYPE_CHECKING:
@@ -55,8 +56,11 @@ class AgentPool:
         clock: Clock,
         restarts: AgentRestart | None = None,
         folder: Path | None = None,
+        *,
+        role: HeldRole | None = None,
     ) -> None:
         """`folder` is the job's, where agents find the list of them all; None: they are told of no others."""
+        self._role = role or HeldRole()
         self.token = token  # of an attempt: what its agents take from then on
         self._step, self._clock, self._restarts = step, clock, restarts
         self._nodes: dict[NodeName, AgentMonitor] = {}
@@ -239,7 +243,11 @@ class AgentPool:
             if stall > STALL_S:
                 one.forgive(stall, now)
         request = node_pb2.StatusRequest(
-            attempt=attempt_to_wire(attempt), members=members, save_at=self.save_at, over=self._is_over
+            attempt=attempt_to_wire(attempt),
+            members=members,
+            save_at=self.save_at,
+            over=self._is_over,
+            term=self._role.term,
         )
         if not self._are_as_before:
             self._leaves.use(self._nodes.values() if len(self._nodes) > FEW else (), now)
@@ -266,6 +274,11 @@ class AgentPool:
         self._is_over = True
         self.ask_at(self._clock.monotonic())
         self.tick(attempt)
+
+    @property
+    def has_lost_role(self) -> bool:
+        """Whether an agent knows of a launcher that has taken the role after us."""
+        return any(one.term > self._role.term for one in self._nodes.values())
 
     def silence(self) -> dict[NodeName, Silence]:
         """Return how long each node has been silent."""

@@ -19,6 +19,7 @@ from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.channel import attempt_to_wire
 from deeplink.scheduler.launch.backend import RankStep
+from deeplink.scheduler.launch.launcher_role import HeldRole
 from deeplink.scheduler.recovery.rank_failure import Clue, Failed
 from deeplink.v1 import node_pb2, node_pb2_grpc
 
@@ -142,6 +143,7 @@ class AgentRanks(RankStep, Generic[AnySlots]):
         before: AnySlots | None = None,
         are_new: bool,
         clock: Clock | None = None,
+        role: HeldRole | None = None,
     ) -> None:
         """`file` carries the launch; `before` runs the ranks where `slots` do not come to be for long.
 
@@ -149,6 +151,7 @@ class AgentRanks(RankStep, Generic[AnySlots]):
         """
         self._launch, self._file, self._reach = launch, file, reach
         self._slots, self._before, self._make, self._use = slots, before, make, use
+        self._role = role or HeldRole()
         self._clock = clock or SystemClock()
         self._began = self._clock.monotonic()
         self._are_new, self._first_slot_at = are_new, None if are_new else self._began
@@ -239,6 +242,7 @@ class AgentRanks(RankStep, Generic[AnySlots]):
                 grace_s=order.grace_s,
                 known=one.known,
                 wait_s=ENDING_WAIT_S if order.end else WAIT_S,
+                term=self._role.term,
             )
             stub: Any = node_pb2_grpc.NodeStub(one.channel)
             try:

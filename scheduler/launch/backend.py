@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.text import listed
+from deeplink.scheduler.launch.launcher_role import HeldRole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -137,6 +138,11 @@ class Backend(Protocol):
     def label(self) -> str:
         """The job's name for people and Slurm's commands, `12_3` for a task of an array."""
         return str(self.job)
+
+    @property
+    def role(self) -> HeldRole:
+        """The launcher's role, which this process has."""
+        return HeldRole()
 
     def start_agents(self, secret: str, again: Mapping[NodeName, NodeFacts] | None = None) -> AgentStep:
         """Start one agent on every node, or again on these, at the ports of those that were there."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.core.publish import write_text
@@ -60,6 +60,11 @@ class Progress:
     def fruitless_now(self, now: float) -> int:
         """Return the relaunches since the newest step, or since a long run of a job that reports none."""
         return 0 if self.best is None and self.ran_s(now) >= LONG_RUN_S else self.fruitless
+
+    def moved(self, by_s: float, now: float) -> Progress:
+        """Return the same with the moments of another clock, of which none is to come."""
+        began, newest_at = min(now, self._began + by_s), min(now, self._newest_at + by_s)
+        return replace(self, _began=began, _newest_at=newest_at)
 
     def ran_s(self, now: float) -> float:
         """Return the seconds since the newest attempt began."""

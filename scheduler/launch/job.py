@@ -19,6 +19,7 @@ from deeplink.scheduler.launch.agent_restart import AgentRestart
 from deeplink.scheduler.launch.backend import LaunchError, NodesLostError, RunContext
 from deeplink.scheduler.launch.ending import Ending
 from deeplink.scheduler.launch.event_log import EventLog, EventSink, to_journal, to_watchdog
+from deeplink.scheduler.launch.rank_output import OutputCollector
 from deeplink.scheduler.launch.run_state import Handover
 from deeplink.scheduler.launch.shared_network import fabric_below, found_network, with_domains, with_hcas
 from deeplink.scheduler.launch.status_reporter import StatusReporter
@@ -90,7 +91,7 @@ def run_job(
         stack.enter_context(own_files_private())
         events = _event_log(backend, config, clock, as_json=as_json)
         stack.callback(events.close)
-        handover = None if link is None else Handover(link, backend.folder)
+        handover = None if link is None else Handover(link, backend, clock)
         if link is not None and link.is_last and (handover is None or handover.attempt is None):
             raise LaunchError(
                 f"signal {link.died or 0:d} ended the launcher again and again, before the ranks were started",
@@ -110,10 +111,12 @@ def run_job(
         if backend.can_requeue:
             restarts = AgentRestart(lambda before: backend.start_agents(secret, before), clock)
         step = backend.start_agents(secret) if handover is None else handover.agents(backend)
-        agents = AgentPool(step, partial(token_of, secret), clock, restarts, backend.folder)
+        agents = AgentPool(step, partial(token_of, secret), clock, restarts, backend.folder, role=backend.role)
         stack.callback(agents.close)
         if link is not None:
             link.is_under_way = True
+        if link is not None and link.is_elsewhere:
+            stack.callback(OutputCollector(backend.folder, backend.nodes).close)
         run = RunContext(backend, agents, events, clock, spec, policy, handover)
         return _supervised(run, config, site, signals, stack)
 

@@ -7,26 +7,28 @@ every process - and count for nothing.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self
+from collections import deque
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.prctl import become_subreaper
 from deeplink.scheduler.launch import parent
 from deeplink.scheduler.launch.backend import LaunchError
+from deeplink.scheduler.launch.launcher_role import SPOKEN_S, launcher_on, run_of
 from deeplink.scheduler.launch.process import AdoptedProcess, end_all
 from deeplink.scheduler.slurm.command import become
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Collection, Iterator, MutableMapping
+
+    from deeplink.scheduler.launch.launcher_role import RoleClaims
 
 log = logging.getLogger(__name__)
 GREETED_S = 10.0  # for the parent's first words
@@ -38,6 +40,8 @@ class ParentLink:
 
     def __init__(self, pipe: int) -> None:
         self.secret = ""
+        self.term = 0  # how often the launcher's role was taken on another node before that of our parent
+        self.is_elsewhere = False  # the batch script is on another node, whose launcher is followed
         # What ended the launcher of this run before us; None for the first.
         self.died: signal.Signals | None = None
         self.died_at = 0.0
@@ -76,7 +80,7 @@ class ParentLink:
     @property
     def run(self) -> str:
         """What tells this run from others of the job; no secret."""
-        return hashlib.sha256(self.secret.encode()).hexdigest()[:16]
+        return run_of(self.secret)
 
     def greeted(self) -> Self:
         """Return this once the parent has said what it knows."""
@@ -101,6 +105,32 @@ class ParentLink:
                 log.exception("an error in the launcher, which is started again")
                 os.kill(os.getpid(), signal.SIGKILL)
             raise
+
+    def lose_role(self) -> NoReturn:
+        """End this process at once, and nothing of what the run has started: the next one finds the claim."""
+        log.warning("another node has taken the launcher's role: this one touches nothing more")
+        while True:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def given_up(self, claims: RoleClaims, here: str) -> int | None:
+        """Return the run's exit code once it has ended, where another node has the role; else None."""
+        if self.died is None:
+            return None
+        newest = 0
+        with suppress(OSError):  # then agents will tell
+            newest = claims.newest()
+            if newest > self.term and claims.claimant(newest) == launcher_on(here):
+                self.term = newest
+        if newest <= self.term:
+            return None
+        log.warning("the launcher is another node's: this process holds its place until the run has ended")
+        self.forward(deque(maxlen=64))  # what Slurm ends it ends everywhere
+        while self._gone_at is None:
+            with suppress(OSError, ValueError):  # of a shared folder: it may come back
+                if (code := claims.hear_end()) is not None:
+                    return code
+            time.sleep(SPOKEN_S)
+        return 128 + signal.SIGKILL
 
     def forward(self, signals: deque[signal.Signals]) -> None:
         """Put signals there from here on."""
@@ -143,6 +173,9 @@ class ParentLink:
     def _take(self, word: str, words: list[str]) -> None:
         if word == "secret":
             self.secret = words[0]
+        elif word == "term":
+            self.term = int(words[0])
+            self.is_elsewhere = self.term > 0
         elif word == "died":
             self.died, self.died_at, self.is_last = signal.Signals(int(words[0])), float(words[1]), words[2] == "1"
         elif word == "ended":
@@ -156,3 +189,14 @@ class ParentLink:
             if number in _ENDING and not (self._is_forwarded or self.died):
                 os._exit(128 + number)  # nothing is there yet that would have to be ended
             self._signals.append(number)
+
+
+def follow(argv: list[str]) -> NoReturn:
+    """Become the parent of a launcher that follows another node's (`parent.py`): `TERM SINCE COMMAND...`."""
+    become_subreaper()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*parent.FORWARDED, signal.SIGCHLD})
+    become([sys.executable, "-I", "-S", parent.__file__, "0", *argv])
+
+
+if __name__ == "__main__":
+    follow(sys.argv[1:])

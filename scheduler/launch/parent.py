@@ -1,8 +1,9 @@
 """Holds the batch script's place for the launcher, and starts it again when it dies. Run by its path.
 
 `python -I -S parent.py LAUNCHER PIPE COMMAND...`: the process that `launcher_process.py` turned into this one, its
-child the launcher, and the pipe to that. The standard library alone, and little of it: the last to be killed for
-want of memory, and nothing in it that could fail.
+child the launcher, and the pipe to that. With `0 TERM SINCE COMMAND...` it follows a launcher of another node that
+is silent since then: it starts the first one itself, and standard input tells the run's secret. The standard
+library alone, and little of it: the last to be killed for want of memory, and nothing in it that could fail.
 """
 
 from __future__ import annotations
@@ -50,13 +51,18 @@ def children(of: int) -> list[int]:
 class Parent:
     """The parent of one run: of one launcher after the other."""
 
-    def __init__(self, command: list[str]) -> None:
-        self._command, self._secret = command, os.urandom(32).hex()
+    def __init__(self, command: list[str], secret: str = "", term: int = 0) -> None:
+        self._command, self._secret, self._term = command, secret or os.urandom(32).hex(), term
         self._ends: dict[int, int] = {}  # of processes that were started by launchers that died
         self._told: list[int] = []  # the signals that told us to end
         self._deaths: list[float] = []
         self._how = 0  # the last launcher ended
         self._others: set[int] = set()  # children that are none of the run's: of a script that became us
+
+    def follow(self, since: float) -> int:
+        """Do the same for a run whose launcher was on a host that has died, and is silent since then."""
+        self._how, self._deaths = -signal.SIGKILL, [since]
+        return self.hold(*self._start())
 
     def hold(self, launcher: int, pipe: int) -> int:
         """Return the exit code of the run, once it has ended with all that it started."""
@@ -96,6 +102,7 @@ class Parent:
         """Tell a launcher the run's secret, what became of those before it, and how processes of theirs ended."""
         os.set_blocking(pipe, False)
         _tell(pipe, f"secret {self._secret}")
+        _tell(pipe, f"term {self._term}")
         if self._deaths:
             is_last = int(len(self._deaths) >= MOST_DEATHS)
             _tell(pipe, f"died {-self._how} {self._deaths[-1]} {is_last}")
@@ -168,4 +175,8 @@ def _say(sentence: str) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "0":
+        secret = sys.stdin.readline().strip()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.exit(Parent(sys.argv[4:], secret, int(sys.argv[2])).follow(float(sys.argv[3])))
     sys.exit(Parent(sys.argv[3:]).hold(int(sys.argv[1]), int(sys.argv[2])))

@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from typing_extensions import override
 
@@ -88,6 +88,20 @@ class AdoptedProcess:
         return code
 
 
+class AbsentProcess:
+    """A process on another host, of a launcher before this one: nothing is known of it, and nothing done to it."""
+
+    pid, returncode = 0, None
+
+    def poll(self) -> None:
+        """Nobody can say how it ended."""
+
+    def wait(self, timeout: float) -> NoReturn:
+        """Wait so long for what it is the parent of: that ends by itself, or not."""
+        time.sleep(timeout)
+        raise processes.TimeoutExpired("another host's", timeout)
+
+
 class EndedRanks(RankStep):
     """The ranks of an attempt that has none: its launcher died after their end, or before their start."""
 
@@ -115,13 +129,13 @@ class EndedRanks(RankStep):
         """There is nothing to end."""
 
 
-StarterProcess = processes.Process[bytes] | AdoptedProcess
+StarterProcess = processes.Process[bytes] | AdoptedProcess | AbsentProcess
 
 
 def abandon_process(process: StarterProcess) -> None:
     """Kill a process group at once, so that an srun has no time to ask Slurm for the end of its step."""
     # Its step's number may belong to a newer run of the job by now, which Slurm would end in its place.
-    if process.poll() is None:
+    if process.pid and process.poll() is None:  # to a signal 0 would be our own group
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
@@ -129,7 +143,7 @@ def abandon_process(process: StarterProcess) -> None:
 def end_process(process: StarterProcess) -> None:
     """End a process group: ask, wait a moment, insist; returns in bounded time whatever the kernel does."""
     for number, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, KILL_WAIT_S)):
-        if process.poll() is not None:
+        if not process.pid or process.poll() is not None:
             return
         try:
             os.killpg(process.pid, number)
@@ -228,7 +242,7 @@ class AgentProcesses(AgentStep):
     @override
     def ended(self) -> int | None:
         codes = [process.poll() for process in self._processes]
-        return None if None in codes else max(code or 0 for code in codes)
+        return None if None in codes or not codes else max(code or 0 for code in codes)
 
     @override
     def last_words(self) -> str:
@@ -244,7 +258,7 @@ class AgentProcesses(AgentStep):
     def stop(self) -> None:
         end_all(self._processes)
         for process in self._processes:
-            if not isinstance(process, AdoptedProcess) and process.stdin is not None:
+            if isinstance(process, processes.Process) and process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()
         self._forget()

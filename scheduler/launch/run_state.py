@@ -1,6 +1,7 @@
 """What a launcher needs to go on with a run that another one began: one small file in the job's folder.
 
-It holds no secret: that comes from the parent, and so do the options. Moments are monotonic, of the one host.
+It holds no secret: that comes from the parent or, on another host, from the agent there. Moments are monotonic, of
+the host that the launcher ran on, and so are process ids.
 """
 
 from __future__ import annotations
@@ -17,6 +18,14 @@ from deeplink.core.publish import write_text
 from deeplink.core.timeouts import call_with_timeout
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
 from deeplink.scheduler.launch.history import Progress
+from deeplink.scheduler.launch.launcher_role import (
+    FILE,
+    HEARD_S,
+    LauncherPlace,
+    RoleClaims,
+    is_undisputed,
+    launcher_on,
+)
 from deeplink.scheduler.launch.process import (
     AdoptedProcess,
     AgentProcesses,
@@ -29,16 +38,18 @@ from deeplink.scheduler.recovery.rank_failure import Cause, Setback
 from deeplink.scheduler.recovery.records import Incident
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from deeplink.core.clock import Clock
     from deeplink.core.types import NodeName
     from deeplink.scheduler.launch.backend import AgentStep, Backend, RankStep, Reach
     from deeplink.scheduler.launch.launcher_process import ParentLink
+    from deeplink.scheduler.recovery.relaunch import Silence
 
 log = logging.getLogger(__name__)
-FILE = "run.json"
 WRITE_S = 3.0  # supervision waits no longer for its storage
+CLAIM_AGAIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +79,12 @@ class AttemptState:
         """Every node whose agent came up."""
         known = (*self.launch.nodes, *self.launch.spares, *self.others)
         return tuple({one.name: one for one in known}.values())  # the newest of each
+
+    @property
+    def addresses(self) -> dict[NodeName, str]:
+        """The attempt's own nodes and how their agents are reached, those that rest first."""
+        address = {one.name: one.address for one in self.facts}
+        return {one.name: address[one.name] for one in (*self.launch.spares, *self.launch.nodes)}
 
     def as_json(self) -> dict[str, Any]:
         """Return what `of` reads."""
@@ -114,6 +131,19 @@ class RunState:
 
     agents: StartedAgents
     attempt: AttemptState | None = None  # None before the first
+    place: LauncherPlace | None = None
+
+    def seen_from(self, host: NodeName | None, clock: Clock) -> RunState:
+        """Return the same with what is known of it on this host, by the clock there."""
+        if self.place is None or self.place.host == (host or ""):
+            return self
+        agents, attempt, now = replace(self.agents, pids=()), self.attempt, clock.monotonic()
+        if attempt is not None:
+            by_s = self.place.here_s(now, clock.unix())
+            slots = (replace(one, steps=tuple((0, counts) for _, counts in one.steps)) for one in attempt.slots)
+            began, progress = min(now, attempt.began + by_s), attempt.progress.moved(by_s, now)
+            attempt = replace(attempt, began=began, progress=progress, slots=tuple(slots), restarted=())
+        return replace(self, agents=agents, attempt=attempt)
 
 
 class RunStateFile:
@@ -133,7 +163,8 @@ class RunStateFile:
                 return None
             pids, said, log_start = kept["agents"]
             attempt = None if kept["attempt"] is None else AttemptState.of(kept["attempt"])
-            return RunState(StartedAgents(tuple(pids), said, log_start), attempt)
+            place = None if kept["launcher"] is None else LauncherPlace.of(kept["launcher"])
+            return RunState(StartedAgents(tuple(pids), said, log_start), attempt, place)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as problem:
@@ -160,7 +191,10 @@ class RunStateFile:
     def _write(self, state: RunState, number: int) -> None:
         attempt = None if state.attempt is None else state.attempt.as_json()
         agents = [state.agents.pids, state.agents.said, state.agents.log_start]
-        text = json.dumps({"run": self._run, "agents": agents, "attempt": attempt})
+        place = None if state.place is None else state.place.as_json()
+        nodes = {} if state.attempt is None else state.attempt.addresses
+        kept = {"run": self._run, "agents": agents, "attempt": attempt, "launcher": place, "nodes": nodes}
+        text = json.dumps(kept)
         with self._lock:
             if number <= self._written:
                 return
@@ -174,17 +208,59 @@ class RunStateFile:
 class Handover:
     """What a launcher takes over from those of its run that died, and what it leaves for a next one."""
 
-    def __init__(self, link: ParentLink, folder: Path) -> None:
+    def __init__(self, link: ParentLink, backend: Backend, clock: Clock) -> None:
         """Read the state that was left, and end what was started and is not in it."""
-        self.link = link
-        self._file = RunStateFile(folder, link.run)
+        self.link, self._role, self._here, self._clock = link, backend.role, backend.here or "", clock
+        self.claims = RoleClaims(backend.folder, link.run)
+        self._file = RunStateFile(backend.folder, link.run)
+        self._place = LauncherPlace.of_this_process(backend.here, self._role.term)
         self._agents = StartedAgents((), "", 0)
-        self.before = None if link.died is None else self._file.read()
+        left = None if link.died is None else self._file.read()
+        self.before = None if left is None else left.seen_from(backend.here, clock)
         self._restarted = () if self.attempt is None else self.attempt.restarted
         if link.died is not None:
             agents = () if self.before is None else self.before.agents.pids
             slots = () if self.attempt is None else self.attempt.slots
             link.end_strays({*agents, *self._restarted, *(pid for one in slots for pid, _ in one.steps)})
+
+    @property
+    def said(self) -> str:
+        """What became of the launcher before us, for people."""
+        place = None if self.before is None else self.before.place
+        if place is None or place.host == self._here:
+            return f"signal {self.link.died or 0:d} ended the launcher, and it was started again"
+        return f"{place.host} is silent, and {self._here} has taken the launcher's role"
+
+    def keep_role(
+        self,
+        launch: Launch,
+        silence: Callable[[], Mapping[NodeName, Silence]],
+        listen: Callable[[], None],
+        is_told_to_end: Callable[[], bool],
+    ) -> None:
+        """Return once the role is ours for certain, or we are told to end; end this process where another has it.
+
+        Where so many nodes are silent that another one may have it, it is claimed. Without the job's folder, in
+        which that is done, no ranks could be started either.
+        """
+        nodes = [one.name for one in (*launch.nodes, *launch.spares)]
+        while not is_told_to_end():
+            if is_undisputed(len(nodes), sum(silence()[node].question_s < HEARD_S for node in nodes)):
+                return
+            try:
+                call_with_timeout(self._claim, WRITE_S)
+            except OSError as problem:  # a TimeoutError, too
+                log.warning("the launcher's role cannot be claimed: %s", problem)
+            else:
+                return
+            listen()
+            self._clock.sleep(CLAIM_AGAIN_S)
+
+    def _claim(self) -> None:
+        term = self._role.term + 1
+        if not self.claims.claim(term, launcher_on(self._here)):
+            self.link.lose_role()
+        self._role.term = term
 
     @property
     def attempt(self) -> AttemptState | None:
@@ -199,7 +275,7 @@ class Handover:
         step = backend.start_agents(self.link.secret)
         if isinstance(step, AgentProcesses):
             self._agents = step.started
-        self._file.write(RunState(self._agents))
+        self._file.write(RunState(self._agents, None, self._place))
         return step
 
     def ranks(
@@ -216,7 +292,8 @@ class Handover:
     def leave(self, attempt: AttemptState, *, soon: bool = False) -> None:
         """Publish the state of the run; `soon`: without waiting for the storage."""
         attempt = replace(attempt, restarted=tuple({*self._restarted, *attempt.restarted}))
-        (self._file.write_soon if soon else self._file.write)(RunState(self._agents, attempt))
+        place = replace(self._place, term=self._role.term)
+        (self._file.write_soon if soon else self._file.write)(RunState(self._agents, attempt, place))
 
     def abandon(self) -> None:
         """Let go of agents that were started once more under a launcher before us, without a word to Slurm."""

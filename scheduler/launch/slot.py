@@ -33,11 +33,12 @@ from deeplink.scheduler.launch.environment import (
     not_launched,
     slurm_variables,
 )
+from deeplink.scheduler.launch.rank_output import OutputRelay, kept_by
 from deeplink.scheduler.node.rank_processes import SLOT_TAG, ProcessTable, descendants, tagged
 from deeplink.scheduler.node.slot_report import SlotReport, agents_socket
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from deeplink.scheduler.launch.environment import SlotPlace
 
@@ -60,7 +61,15 @@ _ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 class RankSlot:
     """One slot, in one thread: from its fork on a rank has nothing of a slot's."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], place: SlotPlace, said: SlotReport) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        place: SlotPlace,
+        said: SlotReport,
+        keep_output: Callable[[], object],
+    ) -> None:
+        self._keep_output = keep_output
         self._command, self._env, self._place, self._said = tuple(command), env, place, said
         self._table, self._here = ProcessTable(), env.get("SLURMD_NODENAME", "")
         self._agent: socket.socket | None = None
@@ -145,7 +154,9 @@ class RankSlot:
             self._obey(json.loads(line))
 
     def _obey(self, order: dict[str, Any]) -> None:
-        if "leave" in order:
+        if "keep" in order:
+            self._keep_output()
+        elif "leave" in order:
             self._leave()
         elif "end" in order:
             self._end(order["end"])
@@ -295,7 +306,11 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         sys.stderr.write(f"deeplink slot: {problem}\n  {problem.remedy}\n")
         return problem.exit_code
     become_subreaper()
-    return RankSlot(argv[1:], env, place, said).run()
+    relay = OutputRelay(kept_by(Path(env[SLOTS_VARIABLE]).parent, env["SLURMD_NODENAME"]))
+    try:
+        return RankSlot(argv[1:], env, place, said, relay.keep).run()
+    finally:
+        relay.close()
 
 
 if __name__ == "__main__":

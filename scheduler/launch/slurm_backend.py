@@ -34,7 +34,8 @@ from deeplink.scheduler.launch.environment import (
     leave_slots,
 )
 from deeplink.scheduler.launch.launch_spec import Granted, gpu_options, granted_by
-from deeplink.scheduler.launch.process import AdoptedProcess, python_command
+from deeplink.scheduler.launch.launcher_role import HeldRole
+from deeplink.scheduler.launch.process import AbsentProcess, AdoptedProcess, python_command
 from deeplink.scheduler.launch.srun import LEAVE_S, SlotStep, SlurmAgents, SlurmSlots, StepIds, step_environment
 from deeplink.scheduler.liveness.probe import TcpProber, slurmd_port
 from deeplink.scheduler.recovery.evidence import TAG, ProbeResult
@@ -92,6 +93,7 @@ class SlurmBackend(Backend):
     slots: list[SlurmSlots] = field(default_factory=list)  # what waits for ranks to run; two while it is changed
     name: str = "slurm"
     can_requeue: bool = True
+    role: HeldRole = field(default_factory=HeldRole)
 
     @classmethod
     def from_environment(
@@ -247,7 +249,7 @@ class SlurmBackend(Backend):
     @override
     def adopt_slots(self, started: Sequence[StartedSlots], end_of: EndOf) -> None:
         for one in started:
-            steps = [self._adopted_step(AdoptedProcess(pid, end_of), counts) for pid, counts in one.steps]
+            steps = [self._adopted_step(pid, end_of, counts) for pid, counts in one.steps]
             steps[0].has_begun = one.has_begun
             self.slots.append(SlurmSlots(one.number, steps, self._step_ids.note))
 
@@ -282,6 +284,7 @@ class SlurmBackend(Backend):
             before=before,
             are_new=are_new,
             clock=self.clock,
+            role=self.role,
         )
 
     def _use(self, chosen: SlurmSlots, *before: SlurmSlots) -> None:
@@ -325,7 +328,8 @@ class SlurmBackend(Backend):
         run = (self.job, self.restart)
         return lambda: SlotStep(argv, env, self.slurm, counts=counts, run=run, clock=self.clock)
 
-    def _adopted_step(self, process: AdoptedProcess, counts: Mapping[NodeName, int]) -> SlotStep:
+    def _adopted_step(self, pid: int, end_of: EndOf, counts: Mapping[NodeName, int]) -> SlotStep:
+        process = AdoptedProcess(pid, end_of) if pid else AbsentProcess()
         run = (self.job, self.restart)
         return SlotStep((), {}, self.slurm, counts=counts, run=run, clock=self.clock, adopted=process)
 

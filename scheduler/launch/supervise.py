@@ -112,6 +112,9 @@ class Supervisor:
             verdict, given = given or self._watch(running), None
             if verdict.move not in {NextMove.RELAUNCH, NextMove.STRANDED}:
                 return self._finish(running, verdict)
+            if verdict.move is NextMove.RELAUNCH and self._handover is not None:
+                nodes, is_told = self._agents.silence, lambda: self.ending is not None
+                self._handover.keep_role(running.layout.launch, nodes, self._listen, is_told)
             chosen: list[NodeName] = []
             if verdict.move is NextMove.RELAUNCH:
                 chosen = self._relaunch(running, verdict)
@@ -137,14 +140,9 @@ class Supervisor:
         self._progress = before.progress
         self._hangs.begin(launch)
         self._slurm.begin()
-        layout = RankLayout(
-            launch=launch,
-            crossings=before.crossings,
-            crossings_stock=before.crossings_stock,
-            groups=self._spec.groups,
-        )
-        link = handover.link
-        said = f"signal {link.died or 0:d} ended the launcher, and it was started again"
+        crossings, stock = before.crossings, before.crossings_stock
+        layout = RankLayout(launch=launch, crossings=crossings, crossings_stock=stock, groups=self._spec.groups)
+        link, said = handover.link, handover.said
         away_s = max(0.0, self._clock.monotonic() - link.died_at)
         self._reporter.take_over(layout, before.incident, said, away_s)
         reach = self._agents.reach(launch.attempt)
@@ -152,7 +150,7 @@ class Supervisor:
         is_there = self._step is not None
         running = _Running(layout, self._step or EndedRanks(), before.began)
         then = f"attempt {launch.attempt} goes on" if is_there else "the ranks are started again"
-        facts = {"attempt": str(launch.attempt), "signal": link.died, "away_s": away_s}
+        facts = {"attempt": str(launch.attempt), "signal": link.died, "away_s": away_s, "node": self._backend.here}
         self._events.event("launcher-restarted", f"{said}: {then}", **facts)
         if link.is_last:
             because = f"{said}, {parent.MOST_DEATHS} times in {parent.WITHIN_S / 60:.0f} minutes"
@@ -268,6 +266,8 @@ class Supervisor:
     def _listen(self) -> None:
         now = self._clock.monotonic()
         reports = self._agents.tick(self._attempt)
+        if self._handover is not None and self._agents.has_lost_role:
+            self._handover.link.lose_role()
         self._hangs.take(reports)
         self._reporter.describe(step_timeout_s=self._hangs.told_s)
         self._reporter.note_slow(self._hangs.stragglers)
@@ -327,6 +327,8 @@ class Supervisor:
         """Return what is to be done about the death of the process that holds our place in the batch script."""
         if self._handover is None or (gone_s := self._handover.link.gone_s()) is None:
             return None
+        if self._handover.link.is_elsewhere:
+            return None  # there it holds nothing in the batch script
         self._handover.link.heed()
         if code is not None or told or self._is_alone:
             return None

@@ -133,6 +133,12 @@ class RankSlots:
                 elif one.said.is_running and Attempt.parse(one.said.attempt) < newest:
                     one.end(FENCED_GRACE_S)
 
+    def keep_output(self) -> None:
+        """Have the slots that are there keep what their ranks write: the srun of their step is gone."""
+        with self._changed:
+            for one in self._slots:
+                one.tell(keep=True)
+
     def _take(self, request: node_pb2.RanksRequest) -> None:
         attempt, before = attempt_from_wire(request.attempt), self._order
         if before is None or attempt > before.attempt:

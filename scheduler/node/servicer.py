@@ -230,6 +230,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         self._clock = clock or SystemClock()
         self._gatherer = StatusGatherer(node, self._status, self._clock)
         self._began = self._asked_at = self._clock.monotonic()
+        self._term = 0  # the newest of a launcher
 
     def unasked_s(self) -> float:
         """Return for how long no launcher has asked for the status."""
@@ -257,16 +258,20 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
 
     def _status(self, request: node_pb2.StatusRequest) -> node_pb2.StatusReply:
         NODE_HEARTBEATS.inc()
-        if request.members:
-            self._told_members(request.members)
         job = newest = None
-        if request.HasField("attempt"):
-            self._asked_at = self._clock.monotonic()
+        is_of_now = request.HasField("attempt") and request.term >= self._term
+        unasked_s = self.unasked_s()
+        if is_of_now:
+            if request.term > self._term and self._slots is not None:
+                self._slots.keep_output()
+            self._term, self._asked_at = request.term, self._clock.monotonic()
             newest = self.bulletin.learn(attempt_from_wire(request.attempt))
             job = newest.job
             if self._slots is not None:
                 self._slots.fence(newest, over=request.over)
             self._note_save(attempt_from_wire(request.attempt), request.save_at)
+            if request.members:
+                self._told_members(request.members)
         heard = self.bulletin.since(request.after_report, job)
         return node_pb2.StatusReply(
             node=self._node,
@@ -279,6 +284,8 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             health=self._health(),
             boot_id=self._boot_id,
             unix=self._clock.unix(),
+            term=self._term,
+            unasked_s=unasked_s,
         )
 
     @override
@@ -294,6 +301,8 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         """Have this node's slots run an attempt's ranks, or end them; say what has become of them."""
         if self._slots is None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "only an agent of a job has ranks started")
+        if request.term < self._term:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another launcher has taken the role")
         self.bulletin.learn(attempt_from_wire(request.attempt))
         return self._slots.ranks(request)
 

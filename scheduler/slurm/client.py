@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import JobId, NodeName
-from deeplink.scheduler.slurm import command
+from deeplink.scheduler.slurm import command, completion
 from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.parse import (
     JOB_FIELDS,
@@ -269,6 +271,18 @@ class Slurm:
     def cancel(self, job: JobAddress) -> None:
         """Cancel a job; one that has ended already is no error."""
         self.run(["scancel", "--quiet", str(job)])
+
+    def complete(self, job: int, code: int) -> None:
+        """End a running job as the end of its script would, with that exit code; its owner may.
+
+        Raises SlurmTextError where Slurm's library is not found.
+        """
+        program = shutil.which("scontrol") or "scontrol"
+        linked = self.run(["ldd", program])
+        library = re.search(r"^\s*libslurm\S* => (\S+)", linked, re.MULTILINE)
+        if library is None:
+            raise SlurmTextError(f"ldd {program}", linked)
+        self.run([sys.executable, "-I", "-S", completion.__file__, library[1], str(job), str(code)])
 
     def allocation(self, job: int) -> Allocation:
         """Return what Slurm gave a running job."""

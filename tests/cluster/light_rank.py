@@ -55,4 +55,5 @@ while step < steps and signal.SIGTERM not in told and not (folder / "end").exist
         draft.replace(state)
     if failing[:2] == [rank, step]:
         sys.exit(failing[2])
+sys.stdout.write(f"rank {rank} ends at step {step}\n")
 sys.exit(9 if signal.SIGTERM in told else 0)

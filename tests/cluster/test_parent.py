@@ -231,28 +231,3 @@ def test_where_parent_and_launcher_are_killed_the_job_ends_with_its_script(sandb
     kill(job, parent_of(job), *launchers_of(job))
     assert job.await_end().state is JobState.FAILED, job.told()
     assert "code=137" in job.output()
-
-
-def test_a_job_whose_batch_host_dies_is_started_again_without_a_watchdog(
-    fresh_sandbox: Callable[..., Sandbox],
-) -> None:
-    cluster = fresh_sandbox(Shape.of(4))
-    job = submit(cluster, "-N3 --no-kill --requeue --gres=gpu:2", f"exec {RUN} -- {{train}} 5000")
-    job.await_event("first-step")
-    until((job.folder / "state").exists, LIMIT_S, job.told)
-    host = job.row().batch_host
-    assert host is not None
-    killed = time.time()
-    cluster.cut(host)
-    cluster.crash(host)
-    until(lambda: job.row().restarts == 1, LIMIT_S, job.told)
-    print(f"requeued {time.time() - killed:.1f} s after the batch host's death")  # noqa: T201
-    until(lambda: job.row().state is JobState.PENDING, LIMIT_S, job.told)
-    job.start_again()
-    first = job.await_event("first-step", count=2)
-    assert first["step"] > 5, "it went on where it was saved"
-    assert host not in job.events("attempt-started")[-1]["nodes"]
-    until(lambda: incidents(job)[0].outcome is IncidentOutcome.RECOVERED, LIMIT_S, job.told)
-    (incident,) = incidents(job)
-    assert (incident.kind, incident.action) == ("launcher-lost", "requeue")
-    cluster.run(CTL, ["scancel", str(job.id)])

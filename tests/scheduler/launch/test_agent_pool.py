@@ -27,6 +27,7 @@ from deeplink.scheduler.launch.agent_pool import START_S, AgentPool
 from deeplink.scheduler.launch.agent_restart import AgentRestart
 from deeplink.scheduler.launch.backend import LaunchError, NodesLostError, NoSlurmdError
 from deeplink.scheduler.launch.environment import NodeFacts
+from deeplink.scheduler.launch.launcher_role import HeldRole
 from deeplink.scheduler.launch.process import last_line
 from deeplink.scheduler.node.servicer import NodeServicer, add_to
 from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
@@ -139,6 +140,20 @@ def ticked(fleet: AgentPool, question: Callable[[], bool], bound_s: float = LIMI
 def report(node: Node, step: int, attempt: Attempt = ATTEMPT) -> None:
     progress = common_pb2.Progress(rank=0, attempt=attempt_to_wire(attempt), step=step, unix=time.time())
     node.servicer.bulletin.report(progress)
+
+
+def test_a_launcher_learns_from_an_agent_that_another_one_has_its_role(node: Callable[[str], Node]) -> None:
+    one = node("n0")
+    older, _ = gathered(one)
+    newer = AgentPool(Agents([one.facts]), token_of_any, Ticks(), role=HeldRole(1))
+    assert came_up(newer, [NodeName("n0")], 1, logs="the log")
+    ticked(older, lambda: older.boot_ids() is not None and older.silence()[NodeName("n0")].question_s > 0.0)
+    assert not older.has_lost_role
+    ticked(newer, lambda: one.servicer._status(node_pb2.StatusRequest()).term == 1)
+    ticked(older, lambda: older.has_lost_role)
+    assert not newer.has_lost_role
+    older.close()
+    newer.close()
 
 
 @pytest.mark.parametrize("answers_as", ["another node", "another token"])

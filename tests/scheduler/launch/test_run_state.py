@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deeplink.core.clock import ManualClock
 from deeplink.core.types import Attempt, NodeName
+from deeplink.scheduler.launch.backend import Backend
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
 from deeplink.scheduler.launch.history import Progress
+from deeplink.scheduler.launch.launcher_process import ParentLink
+from deeplink.scheduler.launch.launcher_role import (
+    FILE,
+    HeldRole,
+    LauncherPlace,
+    RoleClaims,
+    launcher_on,
+    left_role,
+    run_of,
+)
 from deeplink.scheduler.launch.process import StartedAgents, StartedSlots
-from deeplink.scheduler.launch.run_state import FILE, AttemptState, RunState, RunStateFile
+from deeplink.scheduler.launch.run_state import AttemptState, Handover, RunState, RunStateFile
 from deeplink.scheduler.recovery.rank_failure import Cause, Setback
 from deeplink.scheduler.recovery.records import Incident, Moment
+from deeplink.scheduler.recovery.relaunch import Silence
 
+PLACE = LauncherPlace(
+    host="n0",
+    term=1,
+    command=("python", "run"),
+    folder="/home",
+    env={"SLURM_JOB_ID": "7"},
+    output=("/out", "/out"),
+    monotonic=500.0,
+    unix=1e9,
+)
 AGENTS = StartedAgents((41, 42), "/state/7/announced-x", 17)
 STEPS = st.none() | st.integers(0, 1 << 40)
 
@@ -75,7 +100,7 @@ def attempts(draw: st.DrawFn) -> AttemptState:
 @given(attempt=st.none() | attempts())
 def test_what_is_left_is_read(attempt: AttemptState | None, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("job")
-    left = RunState(AGENTS, attempt)
+    left = RunState(AGENTS, attempt, PLACE)
     RunStateFile(folder, "a").write(left)
     assert RunStateFile(folder, "a").read() == left
     assert RunStateFile(folder, "b").read() is None, "another run of the script"
@@ -100,6 +125,99 @@ def test_it_holds_no_secret_and_a_folder_that_is_gone_ends_no_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     RunStateFile(tmp_path, "a").write(RunState(AGENTS))
-    assert json.loads((tmp_path / FILE).read_text()).keys() == {"run", "agents", "attempt"}
+    assert json.loads((tmp_path / FILE).read_text()).keys() == {*("run", "agents", "attempt", "launcher", "nodes")}
     RunStateFile(tmp_path / "gone", "a").write(RunState(AGENTS))
     assert "gone" in caplog.text
+
+
+@given(attempt=attempts())
+def test_on_another_host_no_process_of_the_first_one_is_known_and_moments_are_of_its_clock(
+    attempt: AttemptState,
+) -> None:
+    left = RunState(AGENTS, replace(attempt, began=490.0), PLACE)
+    assert left.seen_from(NodeName("n0"), ManualClock()) is left
+    clock = ManualClock(now=30.0, epoch=1e9 + 5 - 30.0)
+    seen = left.seen_from(NodeName("n1"), clock)
+    assert seen.agents == StartedAgents((), AGENTS.said, AGENTS.log_start)
+    assert seen.attempt is not None
+    assert seen.attempt.began == pytest.approx(15.0), "15 s ago"
+    assert not seen.attempt.restarted
+    assert {pid for one in seen.attempt.slots for pid, _ in one.steps} <= {0}
+    assert [dict(counts) for one in seen.attempt.slots for _, counts in one.steps] == [
+        dict(counts) for one in attempt.slots for _, counts in one.steps
+    ]
+
+
+@given(attempt=attempts())
+def test_agents_find_the_attempts_nodes_and_those_that_rest_first(
+    attempt: AttemptState, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("job")
+    RunStateFile(folder, run_of("s")).write(RunState(AGENTS, attempt, PLACE))
+    left = left_role(folder, run_of("s"))
+    assert left is not None
+    assert left.place == PLACE
+    assert [*left.nodes] == [one.name for one in (*attempt.launch.spares, *attempt.launch.nodes)]
+
+
+class RoleLostError(Exception):
+    """Stands for the end of the process."""
+
+
+@dataclass
+class Link:
+    """The link of a launcher that is the first of its run."""
+
+    run: str = "r"
+    died: None = None
+
+    def lose_role(self) -> NoReturn:
+        raise RoleLostError
+
+
+@dataclass
+class Allocation:
+    """What a handover asks of a backend."""
+
+    folder: Path
+    here: str = "n0"
+    role: HeldRole = field(default_factory=HeldRole)
+
+
+def kept(allocation: Allocation, heard: int, *, told: int = 1000, nodes: int = 4) -> None:
+    """Have a launcher that hears so many nodes make sure of its role; it is told to end after `told` looks."""
+    handover = Handover(cast("ParentLink", Link()), cast("Backend", allocation), clock := ManualClock())
+    names = [f"n{number}" for number in range(nodes)]
+    launch = Launch(
+        attempt=Attempt(7, 0, 0),
+        nodes=tuple(map(facts, names)),
+        spares=(),
+        ranks=(1,) * nodes,
+        master_port=1,
+        passed_on={},
+    )
+    question_s = {NodeName(name): 0.5 if at < heard else 9.0 for at, name in enumerate(names)}
+    silence = {node: Silence(0.0, 0.0, since_s) for node, since_s in question_s.items()}
+    looks = iter(range(told))
+    handover.keep_role(launch, lambda: silence, lambda: clock.sleep(0.1), lambda: next(looks, None) is None)
+
+
+def test_a_launcher_that_hears_most_of_its_nodes_claims_nothing(tmp_path: Path) -> None:
+    kept(one := Allocation(tmp_path), heard=3)
+    assert (one.role.term, RoleClaims(tmp_path, "r").newest()) == (0, 0)
+
+
+def test_one_that_hears_half_of_them_claims_the_next_term_before_it_acts(tmp_path: Path) -> None:
+    kept(one := Allocation(tmp_path), heard=2)
+    assert (one.role.term, RoleClaims(tmp_path, "r").claimant(1)) == (1, launcher_on("n0"))
+
+
+def test_one_whose_next_term_another_node_has_ends(tmp_path: Path) -> None:
+    RoleClaims(tmp_path, "r").claim(1, "n3")
+    with pytest.raises(RoleLostError):
+        kept(Allocation(tmp_path), heard=1)
+
+
+def test_where_the_folder_takes_no_claim_it_waits_until_it_is_told_to_end(tmp_path: Path) -> None:
+    kept(one := Allocation(tmp_path / "gone"), heard=1, told=5)
+    assert one.role.term == 0

@@ -127,6 +127,27 @@ def test_reports_come_back_with_the_heartbeat_and_older_attempts_learn_of_the_ne
     assert node.Status(asked, timeout=LIMIT_S).newest == attempt_to_wire(NEW)
 
 
+def test_a_launcher_that_has_lost_its_role_is_told_and_not_obeyed(
+    node: node_pb2_grpc.NodeStub, clock: ManualClock
+) -> None:
+    def asked(attempt: Attempt, term: int) -> node_pb2.StatusReply:
+        return node.Status(
+            node_pb2.StatusRequest(attempt=attempt_to_wire(attempt), term=term, save_at=9), timeout=LIMIT_S
+        )
+
+    assert asked(OLD, 0).term == 0
+    clock.now += 7.0
+    found = asked(OLD, 1)
+    assert (found.term, found.unasked_s) == (1, 7.0), "as it was before this question"
+    clock.now += 2.0
+    told = asked(NEW, 0)
+    assert (told.term, told.unasked_s) == (1, 2.0)
+    assert not told.HasField("newest")
+    assert not node.Report(node_pb2.ReportRequest(progress=progress(OLD, 4)), timeout=LIMIT_S).fenced
+    assert node.Status(node_pb2.StatusRequest(), timeout=LIMIT_S).unasked_s == 2.0, "that was no launcher"
+    assert asked(NEW, 2).newest == attempt_to_wire(NEW)
+
+
 @pytest.mark.parametrize(
     "request_",
     [

@@ -1,0 +1,213 @@
+"""The launcher's role in a run: who may take it when the launcher's host is dead, and what the next one needs.
+
+    run.json                        the run, and the place of its launcher (`run_state.py`)
+    launcher.RUN.TERM               the claim of the TERM-th launcher after the first
+    ended.RUN, heard.RUN            how the run ended, for the process that holds the place in the batch script
+
+A claim is made by creating a file that is not there: of all that try, on any side of a network that is cut, one
+has it. Agents refuse a launcher of an older term, and tell it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from deeplink.core.publish import write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from deeplink.core.types import NodeName
+
+FILE = "run.json"
+SILENT_S = 3.0  # without a question of the launcher's; one that is started again is back after a second, or four
+AGREED_S = SILENT_S - 1.0  # of other nodes, which were not asked at the same moment
+HEARD_S = 1.5  # a node that answered what it was asked later than this ago does not agree that nobody asks
+SPOKEN_S = 0.5  # how often the holder of a place looks for the run's end
+# What Slurm tells a script of its job, and a step of other things: the next launcher is to have the script's.
+_SLURMS = ("SLURM", "SRUN_", "SBATCH_", "CUDA_VISIBLE_", "GPU_DEVICE_", "ROCR_VISIBLE_", "ZE_AFFINITY_")
+
+
+def launcher_on(node: str) -> str:
+    """Return how a launcher that has the role, and claims the next term, names itself; agents are `NODE`."""
+    return f"{node} launcher"
+
+
+def run_of(secret: str) -> str:
+    """Return what tells the run with this secret from others of the job; no secret."""
+    return hashlib.sha256(secret.encode()).hexdigest()[:16]
+
+
+def may_take(nodes: int, agreeing: int) -> bool:
+    """Whether so many of a job's nodes, which no launcher asks, may have one of theirs claim the role.
+
+    Half of them are enough, since a claim is made besides: of two halves one gets it.
+
+    >>> may_take(3, 2), may_take(2, 1), may_take(5, 2)
+    (True, True, False)
+    """
+    return 2 * agreeing >= nodes
+
+
+def is_undisputed(nodes: int, heard: int) -> bool:
+    """Whether a launcher that hears so many of its nodes acts without a claim: no others may take the role."""
+    return not may_take(nodes, nodes - heard)
+
+
+@dataclass(slots=True)
+class HeldRole:
+    """The term in which this launcher has the role."""
+
+    term: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherPlace:
+    """Where a launcher runs, and how another one is started in its stead."""
+
+    host: str  # its node; empty where it is none of the job's
+    term: int
+    command: tuple[str, ...]
+    folder: str  # that it works in
+    env: Mapping[str, str]  # what Slurm told its script
+    output: tuple[str, str]  # the files of its standard output and error; empty where they are none
+    monotonic: float  # its host's clock
+    unix: float  # and the time of day, then
+
+    @classmethod
+    def of_this_process(cls, host: NodeName | None, term: int) -> Self:
+        """Return that of the launcher which this process is."""
+        return cls(
+            host=host or "",
+            term=term,
+            command=(sys.executable, *sys.orig_argv[1:]),
+            folder=_working_folder(),
+            env=slurms(os.environ),
+            output=(_file_behind(1), _file_behind(2)),
+            monotonic=time.monotonic(),
+            unix=time.time(),
+        )
+
+    @classmethod
+    def of(cls, kept: dict[str, Any]) -> Self:
+        """Read what `asdict` made."""
+        return cls(**{**kept, "command": tuple(kept["command"]), "output": tuple(kept["output"])})
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `of` reads."""
+        return {**asdict(self), "env": dict(self.env)}
+
+    def environment(self, env: Mapping[str, str], node: str) -> dict[str, str]:
+        """Return the environment of a launcher on `node`, where a step of the job has `env`."""
+        own = {name: value for name, value in env.items() if name not in slurms(env)}
+        return {**own, **self.env, "SLURMD_NODENAME": node}
+
+    def here_s(self, monotonic: float, unix: float) -> float:
+        """Return what is to be added to a moment of its host for one of this, with these clocks now."""
+        return (self.unix - self.monotonic) - (unix - monotonic)
+
+
+def slurms(env: Mapping[str, str]) -> dict[str, str]:
+    """Return what of an environment Slurm tells of a script, or of a step."""
+    return {name: value for name, value in env.items() if name.startswith(_SLURMS)}
+
+
+def _working_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it has been removed
+        return "/"
+
+
+def _file_behind(descriptor: int) -> str:
+    with suppress(OSError):
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.is_file():
+            return str(path)
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftRole:
+    """The role as the last launcher left it."""
+
+    place: LauncherPlace
+    nodes: Mapping[str, str]  # the job's as of the last attempt, with the addresses of their agents; spares first
+
+
+def left_role(folder: Path, run: str) -> LeftRole | None:
+    """Return the role in this run; None where no attempt of it has begun. Raises OSError, ValueError."""
+    kept = json.loads((folder / FILE).read_bytes())
+    try:
+        if kept["run"] != run or not kept["launcher"] or not kept["nodes"]:
+            return None
+        return LeftRole(LauncherPlace.of(kept["launcher"]), dict(kept["nodes"]))
+    except (KeyError, TypeError) as problem:
+        raise ValueError(f"{folder / FILE}: {problem!r}") from problem
+
+
+@dataclass(frozen=True, slots=True)
+class RoleClaims:
+    """The claims on the launcher's role in one run. What takes part may hang with the job's folder."""
+
+    folder: Path
+    run: str
+
+    def newest(self) -> int:
+        """Return the newest term that was claimed; 0 for that of the first launcher. Raises OSError."""
+        form = re.compile(rf"launcher\.{self.run}\.(\d+)")
+        return max((int(found[1]) for name in self._names() if (found := form.fullmatch(name))), default=0)
+
+    def claimant(self, term: int) -> str:
+        """Return who claimed a term. Raises OSError."""
+        return self._of_term(term).read_text(encoding="utf-8").strip()
+
+    def claim(self, term: int, by: str) -> bool:
+        """Claim the role for a term; False where another one has it. Raises OSError."""
+        try:
+            descriptor = os.open(self._of_term(term), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return False
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(f"{by}\n")
+        return True
+
+    def _of_term(self, term: int) -> Path:
+        return self.folder / f"launcher.{self.run}.{term}"
+
+    def leave_end(self, code: int) -> None:
+        """Say how the run ended. Raises OSError."""
+        write_text(self._ended, f"{code}", mode=0o600)
+
+    def hear_end(self) -> int | None:
+        """Return how the run ended, and say that it was heard; None before. Raises OSError, ValueError."""
+        if self._ended.name not in self._names():
+            return None
+        code = int(self._ended.read_text(encoding="ascii"))
+        self._heard.touch(mode=0o600)
+        return code
+
+    def is_heard(self) -> bool:
+        """Whether somebody heard how the run ended. Raises OSError."""
+        return self._heard.name in self._names()
+
+    def _names(self) -> set[str]:
+        # Of a single name a network file system remembers for long that it was not there.
+        return {path.name for path in self.folder.iterdir()}
+
+    @property
+    def _ended(self) -> Path:
+        return self.folder / f"ended.{self.run}"
+
+    @property
+    def _heard(self) -> Path:
+        return self.folder / f"heard.{self.run}"
