@@ -115,6 +115,7 @@ function draw() {
   for (const name of PLACES) $(name).hidden = name !== where.place;
   put(document.body, "data-live", stream.lostAt ? "no" : "yes");
   if (!state) return;
+  $("demo").hidden = !state.demo;
   drawHeadline(state);
   drawSources(state, at);
   drawAges(state, at);
