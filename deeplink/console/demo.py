@@ -125,7 +125,7 @@ class DemoDay:
                 replace(beat(run, at(run.began_h)), phase=Phase.RUNNING, node_beats=()), at(run.began_h)
             )
             if told:
-                self._newest[run] = next(point for point in reversed(told) if not point.rank)
+                self._newest[run] = told[-1]
             if run.ended_h:
                 self._journal.record_beat(
                     replace(beat(run, at(run.ended_h), told), node_beats=()), at(run.ended_h)
@@ -181,7 +181,8 @@ def _node_rows() -> Iterator[NodeRow]:
             )
         yield NodeRow(
             name=name, address=f"10.8.{number // LEAF}.{number % LEAF + 1}", host=name, port=None, state=state,
-            flags=frozenset(flags), reason=reason, reason_by="root" if reason else "", boot_time=_BOOTED, gpus=GPUS,
+            flags=frozenset(flags), reason=reason, reason_by="root" if reason else "", boot_time=_BOOTED,
+            gpus=GPUS,
         )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deeplink.core import process_metrics
 from deeplink.core.finding import Finding, Severity
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 RECORDED_UNTIL = 1_795_157_400.0  # 2026-11-20 06:50:00 UTC
 NODES, LEAF, SPINE, GPUS = 256, 16, 64, 8
 EVERY_S = 60.0  # between two reports on record
-RANKS_EVERY_S = 900.0  # the same of ranks other than the first, of which one on each node reports
 GIB = 1 << 30
+PARTS = ("data", "compute", "others", "checkpoint", "rest")
+"""What a step's time is spent on."""
 HOUR_S = 3600.0
 LOST_LEAF = 13
 LEMON, FULL, DIM = NodeName("n142"), NodeName("n201"), NodeName("n119")
@@ -81,8 +82,17 @@ class DemoRun:
 
     def pace_at(self, unix: float) -> float:
         """Seconds of a step at this moment."""
-        starved = self.starved_h >= 0 and unix >= at(self.starved_h)
-        return self.step_s if self.starved_h >= 0 and not starved else self.pace_s
+        return self.step_s if self.starved_h >= 0 and not self.starved_at(unix) else self.pace_s
+
+    def starved_at(self, unix: float) -> bool:
+        """Whether it waits for its data at this moment."""
+        return self.starved_h >= 0 and unix >= at(self.starved_h)
+
+    def shares_at(self, unix: float) -> tuple[float, ...]:
+        """Shares of a step at this moment, as `PARTS` names them."""
+        if self.starved_at(unix):
+            return 0.63, 0.27, 0.06, 0.01, 0.03
+        return (0.03, 0.54, 0.36, 0.03, 0.04) if self.slow else (0.04, 0.78, 0.11, 0.03, 0.04)
 
 
 _REMOTE = tuple(name for name in names(40, 64) if name != "n087")
@@ -96,21 +106,22 @@ RUNS = (
         began_h=22.0, ended_h=4.42, step_s=3.1, crossings=(5, 9),
     ),
     DemoRun(
-        attempt=Attempt(22, 0, 1), name="llm-1b3", user="bo", nodes=(*_REMOTE, NodeName("n104")), spares=names(105, 1),
-        began_h=4.414, first_step=20_100, step_s=3.1, crossings=(5, 10),
+        attempt=Attempt(22, 0, 1), name="llm-1b3", user="bo", nodes=(*_REMOTE, NodeName("n104")),
+        spares=names(105, 1), began_h=4.414, first_step=20_100, step_s=3.1, crossings=(5, 10),
         detail="relaunched on spare n104 from checkpoint step 20100",
     ),
     DemoRun(
-        attempt=Attempt(26, 0, 0), name="moe-ablation-8", user="chi", nodes=names(112, 16), began_h=9.3, step_s=0.62,
-        slow=DIM,
+        attempt=Attempt(26, 0, 0), name="moe-ablation-8", user="chi", nodes=names(112, 16), began_h=9.3,
+        step_s=0.62, slow=DIM,
     ),
     DemoRun(
         attempt=Attempt(29, 0, 0), name="diffusion-sr", user="dora", nodes=names(136, 8), began_h=8.1, ended_h=6.0,
         phase=Phase.FAILED, step_s=1.2, detail="ranks hung: no step for 300 s",
     ),
     DemoRun(
-        attempt=Attempt(29, 1, 0), name="diffusion-sr", user="dora", nodes=names(140, 8), began_h=5.9, ended_h=2.35,
-        phase=Phase.FAILED, first_step=5_600, step_s=1.2, detail="n142 fell silent and no spare was left",
+        attempt=Attempt(29, 1, 0), name="diffusion-sr", user="dora", nodes=names(140, 8), began_h=5.9,
+        ended_h=2.35, phase=Phase.FAILED, first_step=5_600, step_s=1.2,
+        detail="n142 fell silent and no spare was left",
     ),
     DemoRun(
         attempt=Attempt(31, 0, 0), name="speech-base", user="eve", nodes=names(160, 12), began_h=7.0, step_s=0.45,
@@ -126,7 +137,7 @@ RUNS = (
         attempt=Attempt(36, 0, 0), name="segmenter-ft", user="alice", nodes=names(176, 4), began_h=1.6, step_s=0.3,
     ),
 )  # fmt: skip
-"""The jobs with a story. Job 17 starves, 22 went on after a lost node, 26 lags behind one cable, 29 is held, 35 stranded."""
+"""The jobs with a story: 17 starves, 22 lost a node, 26 lags behind a cable, 29 is held, 35 is stranded."""
 ENDED = ("resnet-sweep", "bert-probe", "tokenizer-check", "unet-ft", "reward-model")
 
 
@@ -163,18 +174,21 @@ def loss(step: int, job: int) -> float:
 
 
 def reports(run: DemoRun, until: float) -> Iterator[ProgressPoint]:
-    """Yield what the first rank of a run said, oldest first, and every quarter of an hour one rank of each node."""
+    """Yield what the first rank of a run said, the oldest first."""
     step, began, until = (
         float(run.first_step),
         at(run.began_h),
         min(until, at(run.ended_h) if run.ended_h else until),
     )
-    counts = {"local": 0.0, "peer": 0.0, "source": 0.0}
+    counts = dict.fromkeys(("local", "peer", "source", *PARTS, "steps"), 0.0)
     batch, saved, unix = 32 * len(run.nodes) * GPUS, (0, 0.0), began
     while (unix := unix + EVERY_S) <= until:
         pace = run.pace_at(unix)
         step += EVERY_S / pace
-        starved = run.starved_h >= 0 and unix >= at(run.starved_h)
+        counts["steps"] += EVERY_S / pace
+        for part, share in zip(PARTS, run.shares_at(unix), strict=True):
+            counts[part] += EVERY_S * share
+        starved = run.starved_at(unix)
         for place, share in (
             ("local", 0.13 if starved else 0.93),
             ("peer", 0.05),
@@ -189,8 +203,6 @@ def reports(run: DemoRun, until: float) -> Iterator[ProgressPoint]:
             unix=unix,
             metrics=_metrics(run, int(step), unix, batch, counts, saved),
         )
-        if (unix - began) % RANKS_EVERY_S < EVERY_S:
-            yield from _ranks(run, int(step), unix)
 
 
 def _metrics(  # noqa: PLR0917 - what a report holds
@@ -205,17 +217,11 @@ def _metrics(  # noqa: PLR0917 - what a report holds
         process_metrics.PEER_SAMPLES: round(counts["peer"]),
         process_metrics.SOURCE_SAMPLES: round(counts["source"]),
     }
+    said |= {f"deeplink_{part}_s": round(counts[part], 2) for part in PARTS}
+    said["deeplink_steps"] = round(counts["steps"])
     if saved[0]:
         said |= {process_metrics.CHECKPOINT_STEP: saved[0], process_metrics.CHECKPOINT_UNIX: saved[1]}
     return said
-
-
-def _ranks(run: DemoRun, step: int, unix: float) -> Iterator[ProgressPoint]:
-    for place, node in enumerate(run.nodes[1:], 1):
-        rank = place * GPUS
-        own = run.pace_at(unix) * (1.0 if node == run.slow else 0.69 if run.slow else 0.97)
-        said = {"step_s": round(own * (1 + 0.015 * math.sin(rank * 7 + step)), 4)}
-        yield ProgressPoint(attempt=run.attempt, step=step, unix=unix, rank=rank, metrics=said)
 
 
 def beat(run: DemoRun, now: float, progress: tuple[ProgressPoint, ...] = ()) -> Beat:
@@ -238,8 +244,8 @@ def beat(run: DemoRun, now: float, progress: tuple[ProgressPoint, ...] = ()) -> 
 
 
 FINDINGS = {
-    FULL: Finding(Severity.ERROR, "/scratch is full: 0.3 GiB of 3500 GiB free, no shard fits", "disk", since_unix=at(0.05)),
-    DIM: Finding(Severity.WARNING, "ib0 runs at 50 Gb/s where its port can 200: cable or plug", "network", since_unix=at(9.4)),
+    FULL: Finding(Severity.WARNING, "/scratch/deeplink: 312 MiB free of at least 1024", "disk", since_unix=at(0.05)),
+    DIM: Finding(Severity.WARNING, "ib0 runs at 50 Gb/s of 200: cable or plug", "network", since_unix=at(9.4)),
     NodeName("n063"): Finding(Severity.NOTE, "clock 38 ms ahead", "clock", since_unix=at(14)),
 }  # fmt: skip
 
@@ -262,18 +268,24 @@ def node(name: NodeName, now: float, job: int = 0) -> NodeRecord:
         shards=held,
         shard_bytes=held * GIB // 4,
         verified_bytes=held * GIB // 4 - (number % 5 == 0) * 2 * GIB,
-        free_bytes=GIB // 3 if name == FULL else (900 - held) * GIB,
+        free_bytes=312 << 20 if name == FULL else (900 - held) * GIB,
         job=job,
         health=(FINDINGS[name],) if name in FINDINGS else (),
     )
 
 
 def _incident(
-    kind: IncidentKind, hours: float, *, job: Attempt | None = None, node: NodeName | None = None, after_s: float = 3.0,
-    healed_s: float = 0.0, action: Action = Action.NONE, outcome: IncidentOutcome = IncidentOutcome.RECOVERED,
-    evidence: str = "", ranks: int = 0, repeated: int = 0, step_s: float = 0.0, said: tuple[str, ...] = (),
-) -> Incident:  # fmt: skip
-    began = at(hours)
+    kind: IncidentKind,
+    hours: float,
+    *,
+    job: Attempt | None = None,
+    node: NodeName | None = None,
+    after_s: float = 3.0,
+    healed_s: float = 0.0,
+    said: tuple[str, ...] = (),
+    **facts: Any,
+) -> Incident:
+    began, acted = at(hours), facts.get("action", Action.NONE) is not Action.NONE
     return Incident(
         id=incident_id(job, kind, node or f"{hours:g}"),
         kind=kind,
@@ -281,15 +293,10 @@ def _incident(
         node=node,
         began_unix=began,
         detected_unix=began + after_s,
-        acted_unix=began + after_s + 0.6 if action is not Action.NONE else 0.0,
+        acted_unix=began + after_s + 0.6 if acted else 0.0,
         recovered_unix=began + healed_s if healed_s else 0.0,
-        outcome=outcome,
-        action=action,
-        evidence=evidence,
-        ranks=ranks,
-        steps_repeated=repeated,
-        step_s=step_s,
         timeline=tuple(Moment(began + after_s + 0.5 + place, what) for place, what in enumerate(said)),
+        **{"outcome": IncidentOutcome.RECOVERED, **facts},
     )
 
 
@@ -298,24 +305,26 @@ def incidents() -> Iterator[Incident]:
     yield from _older()
     silent, open_ = IncidentKind.NODE_SILENT, IncidentOutcome.OPEN
     yield _incident(
-        IncidentKind.STRAGGLER, 9.1, job=Attempt(26, 0, 0), node=DIM, after_s=95, action=Action.COMMENT, outcome=open_,
-        evidence="ranks 56 to 63 take 0.90 s for a step, the others 0.62 s and wait; ib0 of n119 runs at 50 Gb/s",
+        IncidentKind.STRAGGLER, 9.1, job=Attempt(26, 0, 0), node=DIM, after_s=95, action=Action.COMMENT,
+        outcome=open_, evidence="ranks 56 to 63 take 0.90 s for a step, the others 0.62 s; ib0 of n119: 50 Gb/s",
         ranks=128,
     )  # fmt: skip
     yield _incident(
         IncidentKind.RANKS_HUNG, 6.08, job=Attempt(29, 0, 0), node=LEMON, after_s=300, healed_s=640,
-        action=Action.REQUEUE_EXCLUDE, evidence="no step for 300 s; 56 ranks wait in all_reduce, rank 48 on n142 in D",
-        ranks=64, repeated=140, step_s=1.2,
+        action=Action.REQUEUE_EXCLUDE,
+        evidence="no step for 300 s; 56 ranks wait in all_reduce, rank 48 on n142 in D",
+        ranks=64, steps_repeated=140, step_s=1.2,
     )  # fmt: skip
     yield _incident(
         silent, 4.42, job=Attempt(22, 0, 0), node=NodeName("n087"), healed_s=21.4, action=Action.RELAUNCH,
-        evidence="agent silent for 3.0 s; connecting timed out; 63 of 64 others answer; leaf5's other nodes answer",
-        ranks=512, repeated=96, step_s=3.1, said=("n104 takes its ranks", "restored from checkpoint step 20100"),
+        evidence="agent silent for 3.0 s; connecting timed out; 63 others answer; leaf5's other nodes answer",
+        ranks=512, steps_repeated=96, step_s=3.1,
+        said=("n104 takes its ranks", "restored from checkpoint step 20100"),
     )  # fmt: skip
     yield _incident(
         silent, 2.36, job=Attempt(29, 1, 0), node=LEMON, action=Action.REQUEUE, outcome=IncidentOutcome.FAILED,
         evidence="agent silent for 3.0 s; seven others answer; its BMC says a GPU fell off the bus", ranks=64,
-        step_s=1.2, repeated=210,
+        step_s=1.2, steps_repeated=210,
     )  # fmt: skip
     yield _incident(
         IncidentKind.REQUEUE_HELD, 2.34, job=Attempt(29, 1, 0), outcome=open_, after_s=2,
@@ -340,8 +349,8 @@ def _older() -> Iterator[Incident]:
         kind = kinds[number % 4]
         job = Attempt(9_000 + number, 0, 0)
         yield _incident(
-            kind, hours, job=job, node=LEMON if lemon else NodeName(f"n{dice.randrange(NODES):03d}"),
+            kind, hours, job=job, node=LEMON if lemon else NodeName(f"n{number * 37 % 200:03d}"),
             after_s=2 + 3 * dice.random(), healed_s=15 + 60 * dice.random(), action=Action.RELAUNCH,
-            evidence="a GPU fell off the bus (Xid 79)" if lemon else "no answer on two ways", ranks=dice.choice((16, 64, 128)),
-            repeated=dice.randrange(20, 200), step_s=1.0,
+            evidence="a GPU fell off the bus (Xid 79)" if lemon else "no answer on two ways",
+            steps_repeated=dice.randrange(20, 200), step_s=1.0,
         )  # fmt: skip

@@ -120,6 +120,7 @@ class JobView:
     rate: float | None = None  # steps per second
     repeated_steps: int = 0
     heard_unix: float = 0.0
+    starved: str = ""  # what it is that it waits for its data; empty where it does not, or nobody measured
     hue: int  # which of the page's colours; 0: none
 
     word: str = field(init=False)  # its state in a word
