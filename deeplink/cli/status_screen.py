@@ -220,6 +220,7 @@ def _facts(one: JobOnFabric, now: float) -> list[tuple[str, RenderableType]]:
         (printable(pace.metric), Text(_value(pace.value) or UNKNOWN)),
         ("samples/s", Text(figure(pace.samples_per_s) or UNKNOWN)),
         ("reads", Text(_reads(pace))),
+        ("time goes to", Text(picture.binds.text if picture.binds else UNKNOWN)),
         ("checkpoint", Text(_checkpoint(pace, now, running=not picture.final))),
         ("placement", _placement(picture)),
         ("incident", _incident(picture, now)),
@@ -293,7 +294,8 @@ def _reads(pace: TrainingRate) -> str:
     rates = ", ".join(f"{name} {100 * count / reads.total:.1f} %" for name, count in shares)
     now = f", {figure(reads.per_s)}/s" if reads.per_s is not None else ""
     waited = f", waited {span(reads.waited_s)} for what was elsewhere" if reads.waited_s else ""
-    return f"{rates} of {counted(reads.total, 'sample')}{now}{waited} (rank 0 and its workers)"
+    size = f", {reads.bytes / 1e6:,.3g} MB" if reads.bytes else ""
+    return f"{rates} of {counted(reads.total, 'sample')}{size}{now}{waited} (rank 0 and its workers)"
 
 
 def _checkpoint(pace: TrainingRate, now: float, *, running: bool) -> str:

@@ -24,7 +24,7 @@ from deeplink.core.errors import DeepLinkError
 from deeplink.core.private import PrivateFolderError, check_private_file
 from deeplink.core.text import printable
 from deeplink.core.types import Attempt, NodeName
-from deeplink.scheduler.journal import incident_dedup, schema
+from deeplink.scheduler.journal import incident_dedup, rank_times, schema
 from deeplink.scheduler.journal.incident_json import IncidentNews
 from deeplink.scheduler.journal.schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION
 from deeplink.scheduler.journal.standby import Standby, takes_no_writes
@@ -38,6 +38,7 @@ from deeplink.scheduler.recovery.records import (
     NodeRecord,
     ProgressPoint,
     RankStack,
+    RankTimes,
 )
 
 if TYPE_CHECKING:
@@ -141,13 +142,14 @@ class Journal:
 
     def record_beat(self, beat: Beat, now_unix: float) -> None:
         """Keep what a launcher said: its job, attempt, nodes, progress and incidents."""
-        row = to_row(beat, leave_out=("node_beats", "progress", "incidents"))
+        row = to_row(beat, leave_out=("node_beats", "progress", "rank_times", "incidents"))
         row |= {"unix": now_unix, "ended": now_unix if beat.phase.ended else 0.0}
         with self._transaction(durable=bool(beat.incidents)) as db:
             for statement in (schema.PUT_JOB, schema.PUT_ATTEMPT, schema.END_OLDER):
                 db.execute(statement, row)
             db.executemany(schema.PUT_NODE, list(map(to_row, beat.node_beats)))
             _put_points(db, beat.progress)
+            rank_times.put(db, beat.rank_times)
             for incident in beat.incidents:
                 incident_dedup.put(db, incident)
             settled = incident_dedup.settle(db, to_row(beat.attempt), now_unix)
@@ -247,7 +249,8 @@ class Journal:
         with self._transaction() as db:
             found = [(row["job"],) for row in db.execute(schema.OLD_CURVES, old).fetchall()]
             gone = [(row["job"],) for row in db.execute(schema.OLD_JOBS, older).fetchall()]
-            db.executemany(schema.FORGET_CURVE, [*found, *gone])
+            for forget in (schema.FORGET_CURVE, rank_times.FORGET):
+                db.executemany(forget, [*found, *gone])
             for statement in schema.FORGET_JOB:
                 db.executemany(statement, gone)
         return len({*found, *gone})
@@ -273,6 +276,11 @@ class Journal:
     def points(self, job: int, *, after_unix: float = 0.0, limit: int = 100_000) -> tuple[ProgressPoint, ...]:
         """Return a job's reports in order of attempt and step: its loss curve."""
         return _all(ProgressPoint, self._rows(schema.POINTS, (job, after_unix, limit)))
+
+    def rank_times(self, job: int, *, after_unix: float = 0.0) -> tuple[RankTimes, ...]:
+        """Return how long the ranks' own part of a step was, in order of attempt and time."""
+        there = self._has_table("rank_times")
+        return _all(RankTimes, self._rows(rank_times.OF_JOB, (job, after_unix))) if there else ()
 
     def nodes(self) -> tuple[NodeRecord, ...]:
         """Return every node a launcher spoke of, by name, with the shards in its store."""
@@ -381,6 +389,7 @@ class Journal:
                     version = version + 1 if version else SCHEMA_VERSION
                     db.execute(f"PRAGMA user_version = {version}")
                     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        self._db.execute(rank_times.CREATE)
 
     def _tell_listeners(self) -> None:
         for listener in self._listeners:

@@ -131,7 +131,7 @@ def test_reports_come_back_with_the_heartbeat_and_older_attempts_learn_of_the_ne
     "request_",
     [
         node_pb2.ReportRequest(),
-        node_pb2.ReportRequest(progress=common_pb2.Progress(metrics={str(n): 0.0 for n in range(65)})),
+        node_pb2.ReportRequest(progress=common_pb2.Progress(metrics={str(n): 0.0 for n in range(97)})),
         node_pb2.ReportRequest(progress=common_pb2.Progress(metrics={"x" * 129: 0.0})),
         node_pb2.ReportRequest(progress=common_pb2.Progress(section="x" * 129)),
     ],
