@@ -67,6 +67,10 @@ def _refusal(request: Request, status: int, problem: str, remedy: str = "") -> R
     return _json(request, {"error": problem, "remedy": remedy}, status)
 
 
+async def _nothing_there(request: Request, _problem: Exception) -> Response:
+    return _refusal(request, 404, "there is nothing here", "api/v1/openapi.json lists what can be asked.")
+
+
 def _asking(endpoint: Callable[[_Pages, Request], Any]) -> Callable[[_Pages, Request], Any]:
     """Turn a question that cannot be understood into 400, and a journal that cannot be read into 503."""
 
@@ -260,4 +264,6 @@ def build_app(
         Route("/metrics", pages.metrics),
         Route("/healthz", pages.health),
     ]
-    return RequestGuard(Starlette(routes=routes, lifespan=lifespan), access)
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: _nothing_there})
+    app.router.redirect_slashes = False
+    return RequestGuard(app, access)

@@ -33,9 +33,11 @@ from deeplink.console.demo_day import (
     lost,
     names,
     node,
+    rank_times,
     reports,
 )
 from deeplink.core.clock import Clock
+from deeplink.core.process_metrics import MEASURED
 from deeplink.core.types import JobId, NodeName
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import Phase
@@ -103,7 +105,7 @@ class DemoDay:
     def __init__(self, folder: Path, interval_s: float = 2.0) -> None:
         self.clock = DemoClock()
         self._journal = Journal(folder / "watch.sqlite")
-        self._newest: dict[DemoRun, ProgressPoint] = {}
+        self._newest: dict[DemoRun, tuple[ProgressPoint, ProgressPoint]] = {}
         self._fill()
         _write_catalog(folder / "catalog")
         self.beat()
@@ -124,14 +126,11 @@ class DemoDay:
             self._journal.record_beat(
                 replace(beat(run, at(run.began_h)), phase=Phase.RUNNING, node_beats=()), at(run.began_h)
             )
-            if told:
-                self._newest[run] = told[-1]
-            if run.ended_h:
-                self._journal.record_beat(
-                    replace(beat(run, at(run.ended_h), told), node_beats=()), at(run.ended_h)
-                )
-            else:
-                self._journal.record_beat(beat(run, RECORDED_UNTIL, told), RECORDED_UNTIL)
+            if len(told) > 1:
+                self._newest[run] = told[-2], told[-1]
+            ended = at(run.ended_h) if run.ended_h else RECORDED_UNTIL
+            said = replace(beat(run, ended, told), rank_times=tuple(rank_times(run, ended)))
+            self._journal.record_beat(replace(said, node_beats=()) if run.ended_h else said, ended)
         for incident in incidents():
             self._journal.record_incident(incident)
 
@@ -150,13 +149,17 @@ class DemoDay:
                 self._journal.record_node(node(name, now))
 
     def _next(self, run: DemoRun, now: float) -> tuple[ProgressPoint, ...]:
-        newest = self._newest[run]
-        if now - newest.unix < EVERY_S / 30:
-            return ()
-        step = newest.step + max(1, round((now - newest.unix) / run.pace_s))
-        said = {**newest.metrics, "loss": round(loss(step, run.attempt.job), 4)}
-        self._newest[run] = replace(newest, step=step, unix=now, metrics=said)
-        return (self._newest[run],)
+        # As it went on over the last minute on record, so it goes on.
+        before, last = self._newest[run]
+        share = (now - last.unix) / EVERY_S
+        step = last.step + round(share * (last.step - before.step))
+        grown = {
+            name: last.metrics[name] + share * (last.metrics[name] - before.metrics[name])
+            for name in MEASURED
+            if name in last.metrics
+        }
+        said = {**last.metrics, **grown, "loss": round(loss(step, run.attempt.job), 4)}
+        return (replace(last, step=step, unix=now, metrics=said),)
 
 
 def _node_rows() -> Iterator[NodeRow]:

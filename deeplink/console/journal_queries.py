@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from deeplink.console.curve import CurveView
 from deeplink.console.query import Query, paged
 from deeplink.console.snapshot import incident_row
-from deeplink.console.timeline import NodeEvent, timeline
+from deeplink.console.timeline import NodeEvent, measurements, timeline
 from deeplink.scheduler.journal.incident_json import cost, whole_document
 from deeplink.scheduler.journal.journal import Journal, JournalMissingError
 from deeplink.scheduler.recovery.records import IncidentOutcome
@@ -67,6 +67,7 @@ class JournalQueries:
                 if record is None:
                     return None
                 points = journal.points(job, after_unix=asked.since)
+                rank_times = journal.rank_times(job, after_unix=asked.since)
                 mine = journal.incidents(job=job)
                 began = record.attempts[0].began_unix
                 others = journal.incidents(since_unix=began, limit=MOST_FOUND)
@@ -80,7 +81,8 @@ class JournalQueries:
             if each.node in nodes and each.id not in known
         ]
         events += [each for each in found if each.node in nodes and each.unix >= began]
-        return timeline(record, points, mine, events, since=asked.since, until=asked.until)
+        made = timeline(record, points, mine, events, since=asked.since, until=asked.until)
+        return {**made, "measured": measurements(record, points, rank_times, asked.until)}
 
     def incidents(self, asked: Query, users: Mapping[int, str]) -> dict[str, Any]:
         """Return a page of the incidents of this kind, node, job, user and time, the newest first.

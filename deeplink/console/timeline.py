@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from deeplink.console.curve import Point, finite, kept
 from deeplink.console.snapshot import incident_row
 from deeplink.core import process_metrics
+from deeplink.scheduler.jobs.measured import measured
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from deeplink.scheduler.recovery.records import Incident, JobRecord, ProgressPoint
+    from deeplink.scheduler.recovery.records import Incident, JobRecord, ProgressPoint, RankTimes
 
 MOST_METRICS = 6
 MOST_EVENTS = 200
+MOST_RANK_ROWS = 160  # rows of a heat map of one attempt
 _OURS = frozenset({"samples", "samples_per_s", "total_steps"})
 
 
@@ -70,6 +72,46 @@ def timeline(
         "checkpoints": _checkpoints(first),
         "events": [dataclasses.asdict(each) for each in sorted(events, key=lambda one: one.unix)][-MOST_EVENTS:],
     }
+
+
+def measurements(
+    record: JobRecord, points: Sequence[ProgressPoint], rank_times: Sequence[RankTimes], until: float = 0.0
+) -> dict[str, Any]:
+    """Return where the steps' time went up to a moment (0: to the end), as `scheduler.jobs.measured` has it.
+
+    Of the heat map as many rows as a screen has room for: of several each rank's slowest, and its own time alone.
+    """
+    until = until or math.inf
+    newest, nodes = record.newest, {}
+    each = newest.world_size // len(newest.nodes) if newest.nodes else 0
+    if each and each * len(newest.nodes) == newest.world_size:
+        nodes = {name: range(place * each, (place + 1) * each) for place, name in enumerate(newest.nodes)}
+    within = [point for point in points if point.unix <= until]
+    made = measured(within, [row for row in rank_times if row.unix <= until], nodes=nodes)
+    document = made.document()
+    rows = []
+    for _, group in groupby(made.ranks, lambda row: (row.attempt, row.ranks_each, len(row.own_s))):
+        run = list(group)
+        stretch = -(-len(run) // MOST_RANK_ROWS)
+        rows += [_joined(run[start : start + stretch], record) for start in range(0, len(run), stretch)]
+    for row in document["rows"]:
+        row["attempt"] = _called(record, row["attempt"])
+    return {**document, "ranks": rows}
+
+
+def _joined(run: Sequence[RankTimes], record: JobRecord) -> dict[str, Any]:
+    slowest = [max(values) for values in zip(*(row.own_s for row in run), strict=True)]
+    return {
+        "t": run[-1].unix,
+        "span_s": run[-1].unix - run[0].unix + run[0].span_s,
+        "attempt": _called(record, str(run[-1].attempt)),
+        "ranks_each": run[-1].ranks_each,
+        "own_s": [finite(own) or None for own in slowest],
+    }
+
+
+def _called(record: JobRecord, attempt: str) -> str:
+    return f"{record.label}.{attempt.partition('.')[2]}"
 
 
 def metric_names(points: Iterable[ProgressPoint]) -> list[str]:

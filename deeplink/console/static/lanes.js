@@ -6,6 +6,7 @@ export const PARTS = ["data", "compute", "others", "checkpoint", "rest"];
 export const PLACES = ["local", "peer", "home", "source"];
 const PART_HUES = { data: "--warn", compute: "--hue-1", others: "--hue-2", checkpoint: "--hue-3", rest: "--hue-0" };
 const PLACE_HUES = { local: "--hue-3", peer: "--hue-1", home: "--hue-5", source: "--warn" };
+const SLOW = 1.1; // times the middle of all ranks
 const PLACE_WORDS = { local: "this node", peer: "peers", home: "home", source: "source" };
 
 /** The lanes for which there is data, top to bottom. `seconds` of a row are made shares of a step. */
@@ -55,6 +56,10 @@ function median(values) {
   return known[Math.floor(known.length / 2)] ?? 0;
 }
 
+function slowestOf(values) {
+  return values.reduce((best, value, i) => (value !== null && (best < 0 || value > values[best]) ? i : best), -1);
+}
+
 /** Of many ranks a row stands for several, and shows the slowest of them. */
 function heatLane(rows) {
   const count = Math.max(...rows.map((row) => row.own_s.length));
@@ -62,7 +67,8 @@ function heatLane(rows) {
   const most = rows.map((row) => Math.max(...row.own_s.filter((value) => value !== null)) / (median(row.own_s) || 1)).sort((a, b) => a - b);
   const high = Math.max(most[Math.ceil(most.length * 0.95) - 1] || 1, 1.3);
   const newest = rows.at(-1).own_s;
-  const worst = newest.reduce((best, value, i) => (value !== null && (best < 0 || value > newest[best]) ? i : best), -1);
+  const slowest = slowestOf(newest);
+  const worst = slowest >= 0 && newest[slowest] > SLOW * median(newest) ? slowest : -1; // else none stands out
   const each = rows.at(-1).ranks_each || 1;
   return { key: "ranks", title: "ranks", unit: "s per step", height: Math.min(150, Math.max(48, count * 3)), kind: "heat", rows, count, low: 1, high, worst, each };
 }
@@ -230,7 +236,7 @@ export function valueAt(lane, t, near) {
   const row = lane.rows.find((each) => each.t - each.span_s <= t && t <= each.t);
   if (!row) return "";
   if (lane.kind === "stack") return lane.parts.filter((part) => part.of(row) > 0).map((part) => `${part.name} ${figure(part.of(row))}`).join(" · ");
-  const worst = row.own_s.reduce((best, value, i) => (value !== null && (best < 0 || value > row.own_s[best]) ? i : best), -1);
+  const worst = slowestOf(row.own_s);
   return worst < 0 ? "" : `slowest: rank ${worst * lane.each} ${figure(row.own_s[worst])} s`;
 }
 

@@ -26,7 +26,8 @@ export class Timeline {
     };
     this.whole = button("whole course", () => choose({ from: "", to: "" }));
     this.tools = el("div", "course-tools", el("h4", "", "Course"), this.whole, button("PNG", () => this.png()), button("CSV", () => this.csv()));
-    root.append(this.tools, this.box, this.legend, this.read);
+    this.binds = el("p", "course-binds");
+    root.append(this.tools, this.binds, this.box, this.legend, this.read);
     Object.assign(this.over, { tabIndex: 0 });
     put(this.over, "role", "img");
     put(this.read, "aria-live", "polite");
@@ -36,6 +37,9 @@ export class Timeline {
     this.asker = new Asker((found, problem) => {
       if (found) this.course = found.timeline;
       put(this.root, "data-empty", this.course ? null : problem);
+      const binds = this.course?.measured?.binds;
+      say(this.binds, binds ? `What binds it: ${binds.text}.` : "");
+      put(this.binds, "data-cause", binds?.cause);
       this.draw();
     });
   }
@@ -148,15 +152,16 @@ export class Timeline {
   label(painter, lane) {
     const room = this.left - 10;
     const small = lane.height < 40;
+    const narrow = this.left < 80; // a phone: the figures stand below the title, not beside it
     painter.text(lane.title, 0, lane.top + (small ? lane.height / 2 + 4 : 11), "--ink", room);
     if (small) return;
-    if (lane.unit) painter.text(lane.unit, 0, lane.top + 25, "--muted", room);
+    if (lane.unit && !narrow) painter.text(lane.unit, 0, lane.top + 25, "--muted", room);
     if (lane.kind === "heat") {
-      painter.text("rank 0", room + 4, lane.top + 9, "--muted", 60, "right");
-      if (lane.worst >= 0) painter.text(`slowest ${lane.worst * lane.each}`, 0, lane.top + 39, "--bad", room);
+      if (!narrow) painter.text("rank 0", room + 4, lane.top + 9, "--muted", 60, "right");
+      if (lane.worst >= 0) painter.text(`${narrow ? "worst" : "slowest"} ${lane.worst * lane.each}`, 0, lane.top + (narrow ? 25 : 39), "--bad", room);
       return;
     }
-    painter.text(figure(lane.high), room + 4, lane.top + 9, "--muted", 48, "right");
+    painter.text(figure(lane.high), room + 4, lane.top + (narrow ? 24 : 9), "--muted", 48, "right");
     painter.text(figure(lane.low), room + 4, lane.top + lane.height, "--muted", 48, "right");
   }
 
