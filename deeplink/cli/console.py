@@ -76,7 +76,7 @@ def _collector(journal: Path | None, interval: float, *, slurm: bool, demo: bool
     from deeplink.scheduler.journal.journal import default_journal
 
     if demo:
-        from deeplink.console.demo import DemoDay
+        from deeplink.console.demo_sources import DemoDay
 
         with (
             TemporaryDirectory(prefix="deeplink-demo-") as folder,

@@ -178,34 +178,29 @@ def loss(step: int, job: int) -> float:
 
 def reports(run: DemoRun, until: float) -> Iterator[ProgressPoint]:
     """Yield what the first rank of a run said, the oldest first."""
-    step, began, until = (
-        float(run.first_step),
-        at(run.began_h),
-        min(until, at(run.ended_h) if run.ended_h else until),
-    )
+    step, unix, until = run.first_step, at(run.began_h), min(until, at(run.ended_h) if run.ended_h else until)
     counts = dict.fromkeys(("local", "peer", "source", *PARTS, "steps"), 0.0)
-    batch, saved, unix = 32 * len(run.nodes) * GPUS, (0, 0.0), began
-    while (unix := unix + EVERY_S) <= until:
-        pace = run.pace_at(unix)
-        step += EVERY_S / pace
-        counts["steps"] += EVERY_S / pace
+    batch, saved = 32 * len(run.nodes) * GPUS, (0, 0.0)
+    while True:
+        pace = run.pace_at(unix + EVERY_S)
+        made = max(1, round(EVERY_S / pace))  # whole steps alone
+        unix, step = unix + made * pace, step + made
+        if unix > until:
+            return
+        counts["steps"] += made
         for part, share in zip(PARTS, run.shares_at(unix), strict=True):
-            counts[part] += EVERY_S * share
+            counts[part] += made * pace * share
         starved = run.starved_at(unix)
         for place, share in (
             ("local", 0.13 if starved else 0.93),
             ("peer", 0.05),
             ("source", 0.82 if starved else 0.02),
         ):
-            counts[place] += batch * EVERY_S / pace * share
-        if int(step) // 300 > saved[0] // 300:
-            saved = (int(step) // 300 * 300, round(unix, 1))
-        yield ProgressPoint(
-            attempt=run.attempt,
-            step=int(step),
-            unix=unix,
-            metrics=_metrics(run, int(step), unix, batch, counts, saved),
-        )
+            counts[place] += batch * made * share
+        if step // 300 > saved[0] // 300:
+            saved = (step // 300 * 300, round(unix, 1))
+        said = _metrics(run, step, unix, batch, counts, saved)
+        yield ProgressPoint(attempt=run.attempt, step=step, unix=unix, metrics=said)
 
 
 def _metrics(  # noqa: PLR0917 - what a report holds

@@ -82,10 +82,11 @@ def measurements(
     Of the heat map as many rows as a screen has room for: of several each rank's slowest, and its own time alone.
     """
     until = until or math.inf
-    newest, nodes = record.newest, {}
+    newest = record.newest
+    nodes: dict[str, range] = {}
     each = newest.world_size // len(newest.nodes) if newest.nodes else 0
     if each and each * len(newest.nodes) == newest.world_size:
-        nodes = {name: range(place * each, (place + 1) * each) for place, name in enumerate(newest.nodes)}
+        nodes = {str(name): range(place * each, (place + 1) * each) for place, name in enumerate(newest.nodes)}
     within = [point for point in points if point.unix <= until]
     made = measured(within, [row for row in rank_times if row.unix <= until], nodes=nodes)
     document = made.document()

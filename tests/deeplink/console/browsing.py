@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,12 @@ NEEDS_BROWSER = pytest.mark.skipif(
 )
 
 
-@contextmanager
-def opened(profile: Path) -> Iterator[webdriver.Chrome]:
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
     """Open a browser; at the end it must have had nothing to complain of."""
     options = webdriver.ChromeOptions()
     options.binary_location = str(BROWSER)
-    for flag in [*FLAGS.split(), f"--user-data-dir={profile}", "--window-size=1280,1100"]:
+    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,1100"]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,11 @@ from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import Beat, Incident, IncidentOutcome, NodeRecord, Phase
 from deeplink.scheduler.slurm.client import Slurm
-from tests.deeplink.console.browsing import NEEDS_BROWSER, complaints, go, lanes, opened, picture, place, texts
+from tests.deeplink.console.browsing import NEEDS_BROWSER, browser, complaints, go, lanes, picture, place, texts
 from tests.waiting import LIMIT_S
 
+__all__ = ["browser"]
 pytestmark = [pytest.mark.slow, NEEDS_BROWSER]
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
-    with opened(tmp_path / "profile") as found:
-        yield found
 
 
 def test_the_fabric_shows_the_cluster_and_follows_it(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from deeplink.console import openapi
 from deeplink.console.collect import Collector, ConsoleSettings
-from deeplink.console.demo import DemoDay
+from deeplink.console.demo_sources import DemoDay
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import Beat, Incident, NodeRecord, Phase, ProgressPoint

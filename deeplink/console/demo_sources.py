@@ -14,7 +14,6 @@ from deeplink.cache.catalog import PackRecord
 from deeplink.cache.replicate.residency import note
 from deeplink.console.collect import Collector, ConsoleSettings
 from deeplink.console.demo_day import (
-    EVERY_S,
     GPUS,
     LEAF,
     LEMON,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.recovery.records import ProgressPoint
 
 CLUSTER = "demo"
+BEAT_S = 10.0
 _BOOTED = "2026-11-02T09:14:31"
 
 
@@ -149,17 +149,20 @@ class DemoDay:
                 self._journal.record_node(node(name, now))
 
     def _next(self, run: DemoRun, now: float) -> tuple[ProgressPoint, ...]:
-        # As it went on over the last minute on record, so it goes on.
+        # As it went on over the last minute on record, so it goes on: whole steps, and those every ten seconds.
         before, last = self._newest[run]
-        share = (now - last.unix) / EVERY_S
-        step = last.step + round(share * (last.step - before.step))
+        steps, span_s = last.step - before.step, last.unix - before.unix
+        made = int((now - last.unix) // BEAT_S * BEAT_S / span_s * steps)
+        if made <= 0:
+            return ()
+        share, step = made / steps, last.step + made
         grown = {
             name: last.metrics[name] + share * (last.metrics[name] - before.metrics[name])
             for name in MEASURED
             if name in last.metrics
         }
         said = {**last.metrics, **grown, "loss": round(loss(step, run.attempt.job), 4)}
-        return (replace(last, step=step, unix=now, metrics=said),)
+        return (replace(last, step=step, unix=last.unix + share * span_s, metrics=said),)
 
 
 def _node_rows() -> Iterator[NodeRow]:
