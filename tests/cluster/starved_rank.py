@@ -1,13 +1,14 @@
-"""A rank that trains next to nothing on samples that DataLoader workers read from the source. A user's file.
+"""A rank that trains next to nothing, on samples that its DataLoader workers take long for. A user's file.
 
     starved_rank.py FOLDER STEPS
 
-Nothing in it measures. FOLDER/end has it end after its epoch.
+Nothing in it measures.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 
 def features(data: bytes) -> torch.Tensor:
+    time.sleep(0.002)  # as if it decoded a picture
     return torch.frombuffer(bytearray(data[:64].ljust(64)), dtype=torch.uint8).float()
 
 
