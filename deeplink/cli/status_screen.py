@@ -218,7 +218,7 @@ def _facts(one: JobOnFabric, now: float) -> list[tuple[str, RenderableType]]:
         ("ring", Text(_ring(picture, one))),
         ("step", Text(_step(pace, now, running=not picture.final))),
         (printable(pace.metric), Text(_value(pace.value) or UNKNOWN)),
-        ("samples/s", Text(figure(pace.samples_per_s) or UNKNOWN)),
+        ("samples/s", Text(_samples_per_s(pace))),
         ("reads", Text(_reads(pace))),
         ("time goes to", Text(picture.binds.text if picture.binds else UNKNOWN)),
         ("checkpoint", Text(_checkpoint(pace, now, running=not picture.final))),
@@ -284,6 +284,12 @@ def _step(pace: TrainingRate, now: float, *, running: bool) -> str:
         return text
     left = f", about {span(pace.left_s)} left" if pace.left_s is not None else ""
     return f"{text}, {figure(pace.steps_per_s) or UNKNOWN} steps/s{left}"
+
+
+def _samples_per_s(pace: TrainingRate) -> str:
+    if pace.samples_per_s is None and pace.loaded_per_s is not None:
+        return f"{figure(pace.loaded_per_s)} (rank 0)"
+    return figure(pace.samples_per_s) or UNKNOWN
 
 
 def _reads(pace: TrainingRate) -> str:

@@ -1,7 +1,7 @@
 """How long the training loop waits for batches: the iterators of torch's DataLoader are timed.
 
-Their class is given another `__next__`, once: iterators that were made before are timed, too, and those of
-torchdata's StatefulDataLoader. Whatever iterates them (a plain loop, a trainer of a framework) calls it.
+Their classes are given another `__iter__` and `__next__`, once: iterators that were made before are timed, too,
+and those of torchdata's StatefulDataLoader. Whatever iterates them (a loop, a framework's trainer) calls these.
 torch is not loaded for it.
 """
 
@@ -18,24 +18,26 @@ _DEPTH = 4
 
 
 def time_loaders(split: StepSplit) -> None:
-    """Have the DataLoaders of this process tell `split` how long each batch was waited for."""
-    base = getattr(sys.modules.get("torch.utils.data.dataloader"), "_BaseDataLoaderIter", None)
-    untimed = getattr(base, "__next__", None)
-    if base is not None and untimed is not None:
-        base.__next__ = _timed(getattr(untimed, "__wrapped__", untimed), split)
+    """Have the DataLoaders of this process tell `split` how long workers' start and each batch were waited for."""
+    module = sys.modules.get("torch.utils.data.dataloader")
+    for owner, name in (("DataLoader", "__iter__"), ("_BaseDataLoaderIter", "__next__")):
+        kind = getattr(module, owner, None)
+        untimed = getattr(kind, name, None)
+        if untimed is not None:
+            setattr(kind, name, _timed(getattr(untimed, "__wrapped__", untimed), split))
 
 
-def _timed(following: Any, split: StepSplit) -> Any:
-    now = split.now
+def _timed(method: Any, split: StepSplit) -> Any:
+    now, counts = split.now, method.__name__ == "__next__"
 
-    @functools.wraps(following)
-    def __next__(self: Any) -> Any:  # noqa: N807 - it takes its place
+    @functools.wraps(method)
+    def timed(self: Any) -> Any:
         began = now()
-        batch = following(self)
-        split.data_waited(began, samples_in(batch))
-        return batch
+        found = method(self)
+        split.data_waited(began, samples_in(found) if counts else 0)
+        return found
 
-    return __next__
+    return timed
 
 
 def samples_in(batch: Any) -> int:

@@ -164,6 +164,7 @@ class TrainingRate:
     value: float | None = None  # may be no finite number
     steps_per_s: float | None = None
     samples_per_s: float | None = None
+    loaded_per_s: float | None = None  # samples that rank 0 got of its DataLoaders
     reads: ReadRate | None = None
     saved: Saved | None = None
     total_steps: int | None = None
@@ -173,7 +174,7 @@ class TrainingRate:
     def standing(self) -> TrainingRate:
         """The same of a job that does not go on, or of which no one knows."""
         reads = replace(self.reads, per_s=None) if self.reads else None
-        return replace(self, steps_per_s=None, samples_per_s=None, left_s=None, reads=reads)
+        return replace(self, steps_per_s=None, samples_per_s=None, loaded_per_s=None, left_s=None, reads=reads)
 
 
 def pace(points: Sequence[ProgressPoint]) -> TrainingRate:
@@ -194,6 +195,9 @@ def pace(points: Sequence[ProgressPoint]) -> TrainingRate:
         value=last.metrics.get(metric),
         steps_per_s=steps_per_s,
         samples_per_s=last.metrics.get(SAMPLES_PER_S, _rate(counted)),
+        loaded_per_s=_rate(
+            [(point.unix, point.metrics.get(process_metrics.LOADED_SAMPLES, 0)) for point in recent]
+        ),
         reads=_reads(recent),
         saved=_saved(last.metrics),
         total_steps=int(total) if known and total is not None else None,

@@ -24,7 +24,7 @@ from deeplink.core.errors import DeepLinkError
 from deeplink.core.private import PrivateFolderError, check_private_file
 from deeplink.core.text import printable
 from deeplink.core.types import Attempt, NodeName
-from deeplink.scheduler.journal import incident_dedup, rank_times, schema
+from deeplink.scheduler.journal import incident_dedup, points, rank_times, schema
 from deeplink.scheduler.journal.incident_json import IncidentNews
 from deeplink.scheduler.journal.schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION
 from deeplink.scheduler.journal.standby import Standby, takes_no_writes
@@ -51,10 +51,6 @@ T = TypeVar("T")
 _PROBLEMS = (sqlite3.Error, PrivateFolderError, OSError)
 
 BUSY_TIMEOUT_S = 10.0
-KEPT_POINTS = 4_096
-"""Progress points kept per attempt; beyond it every second one goes (the first and the newest stay)."""
-EACH_POINT_S, SPARSE_S = 60.0, 10.0
-"""So long each progress point is kept; of those before, the first one in each so many seconds of each rank is."""
 KEPT_CURVES, CURVES_S = 1_000, 7 * 86_400.0
 """Jobs whose progress is kept, up to half a megabyte for each attempt; and for how long at least."""
 KEPT_JOBS, JOBS_S = 10_000, 30 * 86_400.0
@@ -148,7 +144,7 @@ class Journal:
             for statement in (schema.PUT_JOB, schema.PUT_ATTEMPT, schema.END_OLDER):
                 db.execute(statement, row)
             db.executemany(schema.PUT_NODE, list(map(to_row, beat.node_beats)))
-            _put_points(db, beat.progress)
+            points.put(db, beat.progress)
             rank_times.put(db, beat.rank_times)
             for incident in beat.incidents:
                 incident_dedup.put(db, incident)
@@ -276,6 +272,11 @@ class Journal:
     def points(self, job: int, *, after_unix: float = 0.0, limit: int = 100_000) -> tuple[ProgressPoint, ...]:
         """Return a job's reports in order of attempt and step: its loss curve."""
         return _all(ProgressPoint, self._rows(schema.POINTS, (job, after_unix, limit)))
+
+    def first_steps(self, attempts: Iterable[Attempt]) -> dict[Attempt, float]:
+        """Return when attempts reported their first step, of those whose progress is still here."""
+        found = {attempt: self._rows(schema.FIRST_POINT, to_row(attempt)) for attempt in attempts}
+        return {attempt: float(rows[0]["unix"]) for attempt, rows in found.items() if rows}
 
     def rank_times(self, job: int, *, after_unix: float = 0.0) -> tuple[RankTimes, ...]:
         """Return how long the ranks' own part of a step was, in order of attempt and time."""
@@ -465,23 +466,6 @@ def _as_hit(incident: Incident, hit: dict[str, Any]) -> Incident:
     """Return an incident as another job that it has hit knows it: with its own attempt and outcome."""
     attempt = Attempt(hit["job"], hit["restart"], hit["relaunch"])
     return replace(incident, attempt=attempt, outcome=IncidentOutcome(hit["outcome"]))
-
-
-def _put_points(db: sqlite3.Connection, points: Collection[ProgressPoint]) -> None:
-    rows = list(map(to_row, points))
-    newest: dict[Attempt, float] = {}
-    for point in points:
-        newest[point.attempt] = max(point.unix, newest.get(point.attempt, 0.0))
-    before = {attempt: db.execute(schema.LAST_STEP_UNIX, to_row(attempt)).fetchone() for attempt in newest}
-    for statement in (schema.PUT_POINT, schema.NOTE_STEP):
-        db.executemany(statement, rows)
-    for attempt, unix in newest.items():
-        this = to_row(attempt)
-        if before[attempt] and before[attempt][0] // SPARSE_S != unix // SPARSE_S:
-            oldest = (unix - EACH_POINT_S) // SPARSE_S * SPARSE_S
-            db.execute(schema.SPARSE_POINTS, {**this, "before": oldest, "every": SPARSE_S})
-        if db.execute(schema.COUNT_POINTS, this).fetchone()[0] > KEPT_POINTS:
-            db.execute(schema.THIN_POINTS, this)
 
 
 def _execute_each(db: sqlite3.Connection, script: str) -> None:

@@ -20,7 +20,7 @@ from deeplink.scheduler.launch.hangs import Hangs
 from deeplink.scheduler.launch.history import History, Progress, file_of
 from deeplink.scheduler.launch.launch_spec import RankLayout, lay_out
 from deeplink.scheduler.launch.process import EndedRanks
-from deeplink.scheduler.launch.rank_times import RankTimesLog
+from deeplink.scheduler.launch.rank_time_log import RankTimesLog
 from deeplink.scheduler.launch.run_state import AttemptState
 from deeplink.scheduler.launch.slurm_monitor import NodesPoller, SlurmMonitor
 from deeplink.scheduler.launch.status_reporter import StatusReporter, first_attempt, note_attempt, points_of

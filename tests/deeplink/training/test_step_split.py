@@ -183,9 +183,10 @@ class Numbers(torch_data.Dataset[torch.Tensor]):
 
 @pytest.fixture
 def untimed() -> Iterator[None]:
-    before = _BaseDataLoaderIter.__next__
+    before, begin = _BaseDataLoaderIter.__next__, torch_data.DataLoader.__iter__
     yield
     _BaseDataLoaderIter.__next__ = before  # type: ignore[method-assign]
+    torch_data.DataLoader.__iter__ = begin  # type: ignore[method-assign]
 
 
 @pytest.mark.usefixtures("untimed")
@@ -202,6 +203,14 @@ def test_plain_dataloaders_are_timed_once_also_those_made_before(workers: int) -
     split.step_ended(1)
     assert split.vitals()[names.LOADED_SAMPLES] == 64
     assert 0 < split.totals.data_s <= spent
+    began = time.perf_counter()
+    again = iter(torch_data.DataLoader(Numbers(), batch_size=16, num_workers=workers))
+    spent = time.perf_counter() - began
+    before = split.totals.data_s
+    split.step_ended(2)
+    assert 0 < split.totals.data_s - before <= spent, "starting workers is waiting for data"
+    assert split.vitals()[names.LOADED_SAMPLES] == 64
+    assert next(again) is not None
 
 
 def test_what_measuring_costs_a_step(record_property: Record) -> None:
