@@ -164,3 +164,19 @@ def test_axe_finds_nothing_to_complain_of_in_any_place(
             for each in found["violations"]
         ]
         assert said == [], where
+
+
+def test_what_is_shown_of_a_job_is_saved_as_csv_and_as_png(
+    served: Any, browser: webdriver.Chrome, eventually: Callable[..., Any]
+) -> None:
+    go(browser, served, "jobs/22", READY["jobs/22"], eventually)
+    # The browser would ask where to put a file: what it is given is looked at instead.
+    browser.execute_script("URL.createObjectURL = (blob) => { globalThis.saved = blob; return '#/jobs/22'; }")
+    browser.find_element(By.XPATH, "//button[text()='CSV']").click()
+    lines = browser.execute_async_script("saved.text().then(arguments[0])").splitlines()
+    assert lines[0].startswith("unix,time,step,loss,lr,steps,span_s,data_s,compute_s,others_s,checkpoint_s,rest_s")
+    assert len(lines) > 500
+    assert len({line.count(",") for line in lines}) == 1
+    browser.find_element(By.XPATH, "//button[text()='PNG']").click()
+    kind = "return saved.size > 10_000 && saved.type"
+    eventually(lambda: browser.execute_script(kind) == "image/png")
