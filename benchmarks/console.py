@@ -48,6 +48,7 @@ PATHS = (
     "jobs?sort=user&page=40",
     "jobs?state=pending&text=sweep-99",
     "jobs/17",
+    "jobs/17/timeline",
     "incidents",
     "search?text=node99",
 )

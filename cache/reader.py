@@ -64,6 +64,10 @@ _METRICS = {
     "peer_samples": process_metrics.PEER_SAMPLES,
     "home_samples": process_metrics.HOME_SAMPLES,
     "source_samples": process_metrics.SOURCE_SAMPLES,
+    "local_bytes": process_metrics.LOCAL_BYTES,
+    "peer_bytes": process_metrics.PEER_BYTES,
+    "home_bytes": process_metrics.HOME_BYTES,
+    "source_bytes": process_metrics.SOURCE_BYTES,
     "compared_samples": process_metrics.COMPARED_SAMPLES,
 }
 _Read = TypeVar("_Read")

@@ -31,7 +31,8 @@ from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.private import PrivateFolderError, private_folder
 from deeplink.core.types import Attempt
 from deeplink.rpc.plain import PlainStatusError, Status
-from deeplink.training.progress import CHECKPOINT, Section
+from deeplink.training.progress import Section
+from deeplink.training.step_split import CHECKPOINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -50,6 +50,7 @@ VERBS = {
     "watch": "Watch jobs from outside and restart those that lost a node.",
     "incidents": "List what went wrong, and how it ended.",
     "incident": "Show one incident: evidence, timeline, actions, cost, and where the ranks hung.",
+    "report": "Show what the hours that jobs held were for: what moved training on, and what was lost, by cause.",
     "topology": "Discover, draw, check and export the fabric the nodes hang on.",
     "health": "Look after this node's health: run its checks once, and say what is wrong.",
     "doctor": "Check a site before the first job, and say what is to be changed.",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from contextlib import closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +15,9 @@ from deeplink.core.config import load_config
 from deeplink.core.errors import DeepLinkError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
+
+    from deeplink.console.collect import Collector
 
 
 @click.command(
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 Examples:
   deeplink console                              the page at http://127.0.0.1:8642/
   deeplink console --bind 127.0.0.1:0 --open    any free port, and open a browser
+  deeplink console --demo --open                a recorded day of 256 nodes, without any cluster
   deeplink console --json | jq .headline        how is it? once, for scripts
   ssh -L 8642:127.0.0.1:8642 HEADNODE           see it from your own machine
   deeplink console --bind 0.0.0.0:8642 --token-file /etc/deeplink/console.token
@@ -34,6 +39,7 @@ Examples:
 @option(
     "--allow-host NAME", "A name this console is also called by (Host header); may be repeated.", multiple=True
 )
+@flag("--demo", "Show a recorded day of 256 nodes with faults; no cluster is needed.")
 @flag("--open", "Open the page in a browser.", name="open_page")
 @json_option("Print one snapshot as JSON and exit.")
 def command(
@@ -44,6 +50,7 @@ def command(
     no_slurm: bool,
     token_file: Path | None,
     allow_host: tuple[str, ...],
+    demo: bool,
     open_page: bool,
     as_json: bool,
 ) -> None:
@@ -54,28 +61,60 @@ def command(
     """
     if as_json and (bind or token_file or allow_host or open_page):
         raise click.UsageError("--json serves no page: leave --bind, --token-file, --allow-host and --open out")
+    if demo and (journal or no_slurm):
+        raise click.UsageError("--demo has a journal and a Slurm of its own: leave --journal and --no-slurm out")
+    with _collector(journal, interval, slurm=not no_slurm, demo=demo) as collector:
+        if as_json:
+            _print_snapshot(collector)
+        else:
+            _serve(collector, bind, token_file, allow_host, open_page=open_page)
+
+
+@contextmanager
+def _collector(journal: Path | None, interval: float, *, slurm: bool, demo: bool) -> Iterator[Collector]:
     from deeplink.console.collect import Collector, ConsoleSettings
+    from deeplink.scheduler.journal.journal import default_journal
+
+    if demo:
+        from deeplink.console.demo_sources import DemoDay
+
+        with (
+            TemporaryDirectory(prefix="deeplink-demo-") as folder,
+            closing(DemoDay(Path(folder), interval)) as day,
+        ):
+            yield day.collector
+        return
+    config = load_config()
+    journal = journal or default_journal(config.state)
+    yield Collector(ConsoleSettings(journal=journal, interval_s=interval, slurm=slurm, catalog=config.catalog))
+
+
+def _print_snapshot(collector: Collector) -> None:
     from deeplink.console.jobs import MOST_JOBS
     from deeplink.console.journal_queries import JournalQueries
     from deeplink.console.snapshot import build, job_document
-    from deeplink.rpc.tokens import read_token
-    from deeplink.scheduler.journal.journal import default_journal
 
-    config = load_config()
-    journal = journal or default_journal(config.state)
-    settings = ConsoleSettings(journal=journal, interval_s=interval, slurm=not no_slurm, catalog=config.catalog)
-    collector = Collector(settings)
-    if as_json:
-        with closing(collector):
-            collector.refresh_slurm()
-            collector.refresh_datasets()
-            made = build(collector.readings())
-        document = made.document()
-        document["jobs"] = {str(job.id): job_document(job) for job in made.jobs[:MOST_JOBS]}
-        history = JournalQueries(journal)
-        document["curves"] = {job: curve for job in document["jobs"] if (curve := history.curve(int(job)))}
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
-        return
+    with closing(collector):
+        collector.refresh_slurm()
+        collector.refresh_datasets()
+        made = build(collector.readings())
+    document = made.document()
+    document["jobs"] = {str(job.id): job_document(job) for job in made.jobs[:MOST_JOBS]}
+    history = JournalQueries(collector.settings.journal)
+    document["curves"] = {job: curve for job in document["jobs"] if (curve := history.curve(int(job)))}
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _serve(
+    collector: Collector,
+    bind: str | None,
+    token_file: Path | None,
+    allow_host: tuple[str, ...],
+    *,
+    open_page: bool,
+) -> None:
+    from deeplink.rpc.tokens import read_token
+
     try:
         from deeplink.console.request_guard import Access
         from deeplink.console.serve import run
@@ -91,4 +130,4 @@ def command(
             click.launch(url)
 
     access = Access(read_token(token_file) if token_file else "", frozenset(name.lower() for name in allow_host))
-    run(collector, bind or config.console_bind, access, started)
+    run(collector, bind or load_config().console_bind, access, started)

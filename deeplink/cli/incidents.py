@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +10,13 @@ import click
 from click.shell_completion import CompletionItem
 from typing_extensions import override
 
-from deeplink.cli.options import flag, integer, json_option, option, path_option
+from deeplink.cli.options import Since, flag, integer, journal_option, journal_paths, json_option, option
 from deeplink.cli.output import moment, print_facts, print_json, print_table
-from deeplink.core.config import load_config
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.text import counted, printable
 from deeplink.scheduler.jobs.job_names import JobName, no_job
 from deeplink.scheduler.journal.incident_json import cost, document, totals, week_of, whole_document
-from deeplink.scheduler.journal.journal import Journal, default_journal
+from deeplink.scheduler.journal.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,9 +26,6 @@ if TYPE_CHECKING:
 
 _MOST = 100_000
 _MOST_OFFERED = 50
-_AGO = re.compile(r"(\d{1,6})([mhdw])", re.ASCII)
-_UNIT_S = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-
 _LIST_EPILOG = """
 Read from the watchdog's journal; where this machine has none, from those of your own jobs, and then N is JOB.N.
 `deeplink incident N` shows one.
@@ -75,13 +69,8 @@ class JournalSet:
     @classmethod
     def found(cls, named: Path | None) -> JournalSet:
         """Return what is to be read: the file that was named, the watchdog's, or those of the user's jobs."""
-        state = load_config().state
-        watchdog = default_journal(state)
-        if named is None and not watchdog.exists():
-            jobs = tuple(filter(_was_begun, sorted((state / "jobs").glob("*/journal.sqlite"))))
-            if jobs:
-                return cls(jobs, per_job=True)
-        return cls(((named or watchdog).absolute(),), per_job=False)
+        paths, per_job = journal_paths(named)
+        return cls(paths, per_job=per_job)
 
     def label(self, incident: Incident) -> str:
         """Return what people call it: its number, with its job's before it where numbers begin again."""
@@ -125,14 +114,6 @@ def _number_of(job: str | None, journal: Journal) -> int | None:
     return next((one.job for one in journal.jobs() if one.label == job), 0)
 
 
-def _was_begun(path: Path) -> bool:
-    """Tell whether a journal holds anything; an empty one was just made, or its launcher was killed then."""
-    try:
-        return path.stat().st_size > 0
-    except FileNotFoundError:  # its job's folder is being removed
-        return False
-
-
 class IncidentName(click.ParamType[str]):
     """A number or id of an incident; the shell offers the newest."""
 
@@ -149,42 +130,15 @@ class IncidentName(click.ParamType[str]):
         return [CompletionItem(label, help=text) for label, text in labels.items() if label.startswith(incomplete)]
 
 
-class Since(click.ParamType[float]):
-    """A moment as Unix time: so long ago (30m, 12h, 7d, 4w), or a day or time (2026-11-22, 2026-11-22T08:30)."""
-
-    name = "since"
-
-    @override
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        from datetime import datetime
-
-        if isinstance(value, float):
-            return value
-        ago = _AGO.fullmatch(str(value))
-        if ago:
-            return max(0.0, time.time() - int(ago[1]) * _UNIT_S[ago[2]])
-        try:
-            return datetime.fromisoformat(str(value)).timestamp()
-        except (ValueError, OverflowError, OSError):
-            self.fail(f"{value!r} is neither so long ago (30m, 12h, 7d, 4w) nor a day (2026-11-22)", param, ctx)
-
-
 def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     from deeplink.scheduler.recovery.records import IncidentKind
 
     return [kind.value for kind in IncidentKind if kind.value.startswith(incomplete)]
 
 
-_journal_option = path_option(
-    "--journal FILE",
-    "Which journal. [default: the watchdog's, else those of your jobs, below config state]",
-    name="journal_file",
-)
-
-
 @click.command("incidents", epilog=_LIST_EPILOG)
 @click.argument("name", metavar="[N]", type=IncidentName(), required=False)
-@_journal_option
+@journal_option
 @option("--job ID", "Only of this job: 12, or 12_3 for a task of an array.")
 @option("--kind KIND", "Only of this kind: node-dead, ranks-hung ...", shell_complete=_kinds)
 @option("--node NODE", "Only with this node to blame.")
@@ -234,7 +188,7 @@ def command(
 
 @click.command("incident", epilog=_ONE_EPILOG)
 @click.argument("name", metavar="N", type=IncidentName())
-@_journal_option
+@journal_option
 @flag("--stacks", "Print the stacks of the ranks in full.")
 @json_option("One JSON object, with the stacks.")
 def incident(*, name: str, journal_file: Path | None, stacks: bool, as_json: bool) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import shutil
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from deeplink.ops.pack_target import PackTarget
 
 _OFFERED = 200  # completions offered at once
+_AGO = re.compile(r"(\d{1,6})([mhdw])", re.ASCII)
+_UNIT_S = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
 class FiniteRange(click.FloatRange):
@@ -193,3 +197,51 @@ def script_text(name: str, most: int) -> str:
             return file.read(most).decode(errors="replace")
     except OSError:
         return ""
+
+
+class Since(click.ParamType[float]):
+    """A moment as Unix time: so long ago (30m, 12h, 7d, 4w), or a day or time (2026-11-22, 2026-11-22T08:30)."""
+
+    name = "since"
+
+    @override
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from datetime import datetime
+
+        if isinstance(value, float):
+            return value
+        ago = _AGO.fullmatch(str(value))
+        if ago:
+            return max(0.0, time.time() - int(ago[1]) * _UNIT_S[ago[2]])
+        try:
+            return datetime.fromisoformat(str(value)).timestamp()
+        except (ValueError, OverflowError, OSError):
+            self.fail(f"{value!r} is neither so long ago (30m, 12h, 7d, 4w) nor a day (2026-11-22)", param, ctx)
+
+
+journal_option = path_option(
+    "--journal FILE",
+    "Which journal. [default: the watchdog's, else those of your jobs, below config state]",
+    name="journal_file",
+)
+
+
+def journal_paths(named: Path | None) -> tuple[tuple[Path, ...], bool]:
+    """Return the journals to read: the one named, the watchdog's, or those of the user's jobs (then True)."""
+    from deeplink.scheduler.journal.journal import default_journal
+
+    state = load_config().state
+    watchdog = default_journal(state)
+    if named is None and not watchdog.exists():
+        jobs = tuple(filter(_was_begun, sorted((state / "jobs").glob("*/journal.sqlite"))))
+        if jobs:
+            return jobs, True
+    return ((named or watchdog).absolute(),), False
+
+
+def _was_begun(path: Path) -> bool:
+    """Tell whether a journal holds anything; an empty one was just made, or its launcher was killed then."""
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:  # its job's folder is being removed
+        return False

@@ -155,7 +155,11 @@ def _document(picture: Picture) -> dict[str, Any]:
     made: dict[str, Any] = _plain(picture)
     said = made.pop("pace")
     made |= {
-        name: said[name] for name in ("step", "steps_per_s", "samples_per_s", "reads", "total_steps", "left_s")
+        name: said[name]
+        for name in (
+            *("step", "steps_per_s", "samples_per_s", "loaded_per_s"),
+            *("reads", "total_steps", "left_s"),
+        )
     }
     made |= {"step_unix": said["unix"], "metric": {"name": said["metric"], "value": said["value"]}}
     made["checkpoint"] = said["saved"]

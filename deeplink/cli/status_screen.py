@@ -218,8 +218,9 @@ def _facts(one: JobOnFabric, now: float) -> list[tuple[str, RenderableType]]:
         ("ring", Text(_ring(picture, one))),
         ("step", Text(_step(pace, now, running=not picture.final))),
         (printable(pace.metric), Text(_value(pace.value) or UNKNOWN)),
-        ("samples/s", Text(figure(pace.samples_per_s) or UNKNOWN)),
+        ("samples/s", Text(_samples_per_s(pace))),
         ("reads", Text(_reads(pace))),
+        ("time goes to", Text(picture.binds.text if picture.binds else UNKNOWN)),
         ("checkpoint", Text(_checkpoint(pace, now, running=not picture.final))),
         ("placement", _placement(picture)),
         ("incident", _incident(picture, now)),
@@ -285,6 +286,12 @@ def _step(pace: TrainingRate, now: float, *, running: bool) -> str:
     return f"{text}, {figure(pace.steps_per_s) or UNKNOWN} steps/s{left}"
 
 
+def _samples_per_s(pace: TrainingRate) -> str:
+    if pace.samples_per_s is None and pace.loaded_per_s is not None:
+        return f"{figure(pace.loaded_per_s)} (rank 0)"
+    return figure(pace.samples_per_s) or UNKNOWN
+
+
 def _reads(pace: TrainingRate) -> str:
     reads = pace.reads
     if reads is None:
@@ -293,7 +300,8 @@ def _reads(pace: TrainingRate) -> str:
     rates = ", ".join(f"{name} {100 * count / reads.total:.1f} %" for name, count in shares)
     now = f", {figure(reads.per_s)}/s" if reads.per_s is not None else ""
     waited = f", waited {span(reads.waited_s)} for what was elsewhere" if reads.waited_s else ""
-    return f"{rates} of {counted(reads.total, 'sample')}{now}{waited} (rank 0 and its workers)"
+    size = f", {reads.bytes / 1e6:,.3g} MB" if reads.bytes else ""
+    return f"{rates} of {counted(reads.total, 'sample')}{size}{now}{waited} (rank 0 and its workers)"
 
 
 def _checkpoint(pace: TrainingRate, now: float, *, running: bool) -> str:

@@ -17,10 +17,12 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
+from deeplink.console import openapi
 from deeplink.console.feed import PACKED_LEVEL, encode
 from deeplink.console.query import Query, QueryError, search, select_jobs
 from deeplink.console.request_guard import Access, Refusal, RequestGuard, answer
 from deeplink.console.snapshot import job_document, job_row
+from deeplink.console.timeline import NodeEvent
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.metrics import CONSOLE_DROPPED, CONSOLE_STREAMS
 
@@ -63,6 +65,10 @@ def _json(request: Request, value: object, status: int = 200) -> Response:
 
 def _refusal(request: Request, status: int, problem: str, remedy: str = "") -> Response:
     return _json(request, {"error": problem, "remedy": remedy}, status)
+
+
+async def _nothing_there(request: Request, _problem: Exception) -> Response:
+    return _refusal(request, 404, "there is nothing here", "api/v1/openapi.json lists what can be asked.")
 
 
 def _asking(endpoint: Callable[[_Pages, Request], Any]) -> Callable[[_Pages, Request], Any]:
@@ -124,12 +130,26 @@ class _Pages:
         job = next((each for each in latest.jobs if str(each.id) == wanted), None)
         if job is None:
             return _refusal(request, 404, f"no job {wanted} on record", "api/v1/jobs lists those that are.")
-        curve = await asyncio.to_thread(self.history.curve, job.id)
         incidents = await asyncio.to_thread(self.history.incidents, Query(job=str(job.id)), {job.id: job.user})
         return _json(
             request,
-            {**self._about(), "job": job_document(job), "curve": curve, "incidents": incidents["incidents"]},
+            {**self._about(), "job": job_document(job), "incidents": incidents["incidents"]},
         )
+
+    @_asking
+    async def timeline(self, request: Request) -> Response:
+        latest, wanted, asked = self.feed.latest, request.path_params["job"], Query.of(dict(request.query_params))
+        job = next((each.id for each in latest.jobs if str(each.id) == wanted), None)
+        nodes = latest.document["nodes"].values()
+        found = [
+            NodeEvent(node["found_unix"], node["name"], "; ".join(node["findings"]), f"fabric?node={node['name']}")
+            for node in nodes
+            if node["found_unix"]
+        ]
+        made = None if job is None else await asyncio.to_thread(self.history.timeline, job, asked, found)
+        if made is None:
+            return _refusal(request, 404, f"nothing is on record of job {wanted}", "api/v1/jobs lists the jobs.")
+        return _json(request, {**self._about(), "timeline": made})
 
     def _about(self) -> dict[str, Any]:
         return {key: self.feed.latest.document[key] for key in ("seq", "unix", "sources")}
@@ -151,6 +171,9 @@ class _Pages:
     async def search(self, request: Request) -> Response:
         latest, asked = self.feed.latest, Query.of(dict(request.query_params))
         return _json(request, {"hits": search(asked.text, latest.document, latest.jobs)})
+
+    async def described(self, request: Request) -> Response:
+        return _json(request, openapi.document())
 
     async def metrics(self, _request: Request) -> Response:
         return Response(
@@ -231,12 +254,16 @@ def build_app(
         Route("/api/v1/nodes", pages.table("nodes")),
         Route("/api/v1/datasets", pages.table("datasets")),
         Route("/api/v1/search", pages.search),
+        Route("/api/v1/openapi.json", pages.described),
         Route("/api/v1/jobs", pages.jobs),
         Route("/api/v1/jobs/{job}", pages.job),
+        Route("/api/v1/jobs/{job}/timeline", pages.timeline),
         Route("/api/v1/incidents", pages.incidents),
         Route("/api/v1/incidents/{name}", pages.incident),
         Route("/api/v1/events", _Stream(feed)),
         Route("/metrics", pages.metrics),
         Route("/healthz", pages.health),
     ]
-    return RequestGuard(Starlette(routes=routes, lifespan=lifespan), access)
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: _nothing_there})
+    app.router.redirect_slashes = False
+    return RequestGuard(app, access)

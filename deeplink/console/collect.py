@@ -63,6 +63,7 @@ class Readings:
     slurm: SlurmFacts = SlurmFacts()
     journal: JournalFacts = field(default_factory=JournalFacts)
     datasets: tuple[DatasetView, ...] = ()
+    demo: bool = False  # it was recorded
 
     def source(self, name: str) -> FactSource:
         """Return one source."""
@@ -77,6 +78,7 @@ class ConsoleSettings:
     interval_s: float = 2.0
     slurm: bool = True
     catalog: Path | None = None  # of the datasets; None: it is not read
+    demo: bool = False  # what is read was recorded, and is said to be on the page
 
 
 def bounded_run(argv: Sequence[str], /, *, timeout_s: float = QUERY_S) -> str:
@@ -266,6 +268,7 @@ class Collector:
             slurm=slurm,
             journal=journal,
             datasets=datasets,
+            demo=self.settings.demo,
         )
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from deeplink.console.sources import SourceState
 from deeplink.core.text import counted
 from deeplink.scheduler.jobs.picture import in_words
 from deeplink.scheduler.liveness.heartbeats import KEEP_S
-from deeplink.scheduler.recovery.records import IncidentOutcome
+from deeplink.scheduler.recovery.records import BLAMELESS, IncidentKind, IncidentOutcome
 from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.states import JobState
 
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from deeplink.console.collect import Readings
     from deeplink.console.jobs import JobView
     from deeplink.console.nodes import NodeView
+    from deeplink.scheduler.recovery.records import Incident
 
 MOST_NAMED = 2  # of a kind in the page's first line
 MOST_OF_A_KIND = 20  # in the list
 MOST_REASONS = 3
 LONGEST_NAMES = 60  # characters of folded names; more than that is counted
 HEARD_S = 3 * KEEP_S  # so long after the last report on record, the watchdog hears no sender
+LEMON_TIMES, LEMON_S = 3, 7 * 86_400.0  # failures of one node within so long are no chance
 STANDING_S = 86_400.0  # a standing agent that was last heard longer ago was removed
 
 
@@ -45,9 +47,11 @@ class ConcernKind(Enum):
     DOWN = "down"
     SILENT = "silent"
     LEAF = "leaf"
+    STARVING = "starving"
     HELD = "held"
     RECOVERING = "recovering"
     FINDING = "finding"
+    LEMON = "lemon"
     DRAINED = "drained"
     UNKNOWN = "unknown"
     UNHEARD = "unheard"
@@ -59,6 +63,7 @@ class ConcernKind(Enum):
         names = {
             ConcernKind.FINDING: "finding",
             ConcernKind.LEAF: "lost leaf",
+            ConcernKind.LEMON: "node that fails again and again",
             ConcernKind.INCIDENT: "open incident",
         }
         return names.get(self, f"{self.value} job")
@@ -69,6 +74,7 @@ class ConcernKind(Enum):
         places = {
             ConcernKind.FINDING: "fabric?health=findings",
             ConcernKind.LEAF: "fabric?health=down",
+            ConcernKind.LEMON: "incidents",
             ConcernKind.INCIDENT: "incidents?state=open",
         }
         return places.get(self, f"jobs?state={self.value}")
@@ -99,7 +105,14 @@ class Headline:
 
 def concerns(readings: Readings, nodes: Sequence[NodeView], jobs: Sequence[JobView]) -> tuple[Concern, ...]:
     """Return what needs a hand: grave things first, then by kind."""
-    found = [*_of_jobs(jobs), *_of_sources(readings), *_of_nodes(nodes), *_unheard(readings), *_open(readings)]
+    found = [
+        *_of_jobs(jobs),
+        *_of_sources(readings),
+        *_of_nodes(nodes),
+        *_lemons(readings),
+        *_unheard(readings),
+        *_open(readings),
+    ]
     urgency = {kind: place for place, kind in enumerate(ConcernKind)}
     return tuple(sorted(found, key=lambda one: (one.mood is not Mood.BAD, urgency[one.kind])))
 
@@ -142,6 +155,9 @@ def headline(
         if kind is ConcernKind.INCIDENT:
             says.append(f"{counted(incidents_open, 'incident')} open")
             continue
+        if kind is ConcernKind.FINDING and len(some) > 1:
+            says.append(counted(len(some), kind.more))
+            continue
         says += [one.title for one in some[:MOST_NAMED]]
         if len(some) > MOST_NAMED:
             says.append(f"{counted(len(some) - MOST_NAMED, f'more {kind.more}')}")
@@ -176,6 +192,17 @@ def _of_jobs(jobs: Iterable[JobView]) -> Iterator[Concern]:
                 evidence=job.detail or "its launcher starts it again; nothing is to be done",
                 command=f"deeplink status {shlex.quote(job.label)} --watch",
                 help="how it goes on",
+                place=place,
+            )
+        elif word == "running" and job.starved:
+            yield Concern(
+                key=f"starving-{job.id}",
+                kind=ConcernKind.STARVING,
+                mood=Mood.WARN,
+                title=f"job {job.label} waits for its data",
+                evidence=job.starved,
+                command=f"deeplink status {shlex.quote(job.label)}",
+                help="what binds it, and what would help",
                 place=place,
             )
         elif word == "held" and (job.watched or not job.pending_reason.startswith("JobHeldUser")):
@@ -301,6 +328,31 @@ def _reasons(nodes: Sequence[NodeView]) -> str:
 def _named(names: list[str]) -> str:
     folded = fold(names)
     return folded if len(folded) <= LONGEST_NAMES else counted(len(names), "node")
+
+
+def _lemons(readings: Readings) -> Iterator[Concern]:
+    """Name the nodes that failed again and again of late."""
+    failed: dict[str, list[Incident]] = defaultdict(list)
+    for each in readings.journal.incidents:
+        if each.node and each.kind not in _NO_FAILURE and readings.unix - each.began_unix <= LEMON_S:
+            failed[each.node].append(each)
+    for node, some in failed.items():
+        if len(some) >= LEMON_TIMES:
+            kinds = ", ".join(dict.fromkeys(each.kind for each in some))
+            yield Concern(
+                key=f"lemon-{node}",
+                kind=ConcernKind.LEMON,
+                mood=Mood.WARN,
+                title=f"{node} fails again and again",
+                evidence=f"{len(some)} times in {LEMON_S / 86_400:.0f} days: {kinds}",
+                command=f"scontrol update nodename={shlex.quote(node)} state=drain reason='fails again and again'",
+                help="keeps jobs off it until it is mended",
+                place=f"incidents?{urlencode({'node': node})}",
+                since_unix=max(each.began_unix for each in some),
+            )
+
+
+_NO_FAILURE = BLAMELESS | {IncidentKind.NODE_BACK, IncidentKind.REQUEUE_HELD}
 
 
 def _unheard(readings: Readings) -> Iterator[Concern]:

@@ -45,22 +45,28 @@ def drawn(reports: Sequence[ProgressPoint]) -> tuple[str, tuple[Point, ...]]:
 
 
 def thin(points: Sequence[Point], order: Sequence[object]) -> tuple[CurvePoint, ...]:
+    """Return what is kept of the points as step, value and number of the attempt."""
+    return tuple((point.step, finite(point.value), attempt) for point, attempt in kept(points, order))
+
+
+def kept(points: Sequence[Point], order: Sequence[object]) -> list[tuple[Point, int]]:
     """Return at most about `MOST_POINTS` of the points: of each stretch the least and the greatest, never an end.
 
-    The stretch is a power of two, so that more points leave what was drawn as it is until it doubles.
+    Each with the number of its attempt in `order`. The stretch is a power of two, so that more points leave what
+    was drawn as it is until it doubles.
     """
     stretch = 1
     while 2 * len(points) / stretch > MOST_POINTS and stretch < len(points):
         stretch *= 2
     index = {attempt: number for number, attempt in enumerate(order)}
-    kept: list[CurvePoint] = []
+    found: list[tuple[Point, int]] = []
     for attempt, run in groupby(points, key=lambda point: point.attempt):
         if attempt in index:
-            kept.extend(_thin_run(list(run), stretch, index[attempt]))
-    return tuple(kept)
+            found.extend((point, index[attempt]) for point in _thin_run(list(run), stretch))
+    return found
 
 
-def _thin_run(run: list[Point], stretch: int, attempt: int) -> list[CurvePoint]:
+def _thin_run(run: list[Point], stretch: int) -> list[Point]:
     chosen: dict[int, None] = {0: None}
     for start in range(0, len(run), stretch):
         window = range(start, min(start + stretch, len(run)))
@@ -72,7 +78,7 @@ def _thin_run(run: list[Point], stretch: int, attempt: int) -> list[CurvePoint]:
         if strange:
             chosen[strange[0]] = None
     chosen[len(run) - 1] = None
-    return [(run[at].step, finite(run[at].value), attempt) for at in sorted(chosen)]
+    return [run[at] for at in sorted(chosen)]
 
 
 def finite(value: float) -> float | None:

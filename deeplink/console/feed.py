@@ -29,7 +29,7 @@ HEARTBEAT_S = 10.0
 PACKED_LEVEL = 5
 _DEEPEST = 32  # levels of what goes out; ours are fewer than ten
 TABLES = ("concerns", "switches", "nodes", "jobs", "incidents", "datasets", "sources")
-META = ("unix", "cluster", "interval_s", "headline", "jobs_known", "running")
+META = ("unix", "cluster", "demo", "interval_s", "headline", "jobs_known", "running")
 
 
 def change(old: Document, new: Document) -> Document:

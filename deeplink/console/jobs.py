@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.console.curve import Point, drawn, finite, rate
 from deeplink.console.nodes import NodeRole
+from deeplink.scheduler.jobs.measured import measured
 from deeplink.scheduler.jobs.picture import release_of
 from deeplink.scheduler.recovery.records import Phase
 from deeplink.scheduler.slurm.states import JobState
@@ -28,6 +29,7 @@ FRESH_S = 15.0
 """A launcher sends a heartbeat each second; after so long without one its report of the phase does not count."""
 MOST_JOBS = 200  # jobs that every page is told of; the others are asked for, page by page
 _HUES = 6
+STARVED = 0.4  # a job that waits for its data for such a share of its steps needs a hand
 
 
 class Mood(Enum):
@@ -120,6 +122,7 @@ class JobView:
     rate: float | None = None  # steps per second
     repeated_steps: int = 0
     heard_unix: float = 0.0
+    starved: str = ""  # what it is that it waits for its data; empty where it does not, or nobody measured
     hue: int  # which of the page's colours; 0: none
 
     word: str = field(init=False)  # its state in a word
@@ -190,6 +193,7 @@ def _watched(record: JobRecord, row: JobRow | None, reports: tuple[ProgressPoint
         rate=None if over else rate(points),
         repeated_steps=repeated(spans),
         heard_unix=round(newest.beat_unix, 1),
+        starved="" if over else _starved(reports),
         hue=0 if newest.phase.ended else 1 + record.job % _HUES,
     )
 
@@ -204,6 +208,11 @@ def _lost(newest: AttemptRecord, row: JobRow | None, now: float) -> bool:
     if row is not None and row.state.final:
         return True
     return now - newest.beat_unix > FRESH_S
+
+
+def _starved(reports: Sequence[ProgressPoint]) -> str:
+    binds = measured(reports, most_rows=1).binds
+    return binds.text if binds and binds.cause == "data" and binds.shares["data"] >= STARVED else ""
 
 
 def _called(attempt: Attempt, record: JobRecord) -> str:

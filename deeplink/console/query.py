@@ -115,8 +115,11 @@ def _ordered(jobs: list[JobView], asked: Query) -> list[JobView]:
     return sorted(known, key=by, reverse=asked.turned) + [job for job in jobs if by(job) is None]
 
 
+_ORDER = {"job": 0, "node": 1, "user": 2, "dataset": 3, "incident": 4}  # a number alone is a job's
+
+
 def search(text: str, document: Mapping[str, Any], jobs: Sequence[JobView]) -> list[dict[str, str]]:
-    """Return what goes by this name: nodes, jobs, users, datasets, incidents; whole names first."""
+    """Return what goes by this name: jobs, nodes, users, datasets, incidents; whole names first."""
     text = text.strip().lower()[:_LONGEST]
     if not text:
         return []
@@ -125,7 +128,7 @@ def search(text: str, document: Mapping[str, Any], jobs: Sequence[JobView]) -> l
         for what, name, about, place, words in _named(document, jobs)
         if text in words.lower()
     ]
-    return [hit for _, hit in sorted(hits, key=lambda one: (one[0], one[1]["what"], len(one[1]["name"])))][
+    return [hit for _, hit in sorted(hits, key=lambda one: (one[0], _ORDER[one[1]["what"]], len(one[1]["name"])))][
         :MOST_HITS
     ]
 

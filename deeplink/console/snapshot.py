@@ -36,6 +36,7 @@ class ConsoleSnapshot:
     jobs: tuple[JobView, ...]
     incidents: tuple[Incident, ...]
     datasets: tuple[DatasetView, ...]
+    demo: bool = False
 
     def document(self, memo: Memo | None = None) -> Document:
         """Return the snapshot as JSON has it: tables keyed by name or id, so that changes can be named.
@@ -48,6 +49,7 @@ class ConsoleSnapshot:
             "unix": self.unix,
             "interval_s": self.interval_s,
             "cluster": self.cluster,
+            "demo": self.demo,
             "jobs_known": len(self.jobs),
             "running": sum(job.word == "running" for job in self.jobs),
             "headline": _plain(self.headline),
@@ -86,6 +88,7 @@ def build(readings: Readings, memo: Memo | None = None) -> ConsoleSnapshot:
         jobs=jobs,
         incidents=readings.journal.incidents,
         datasets=readings.datasets,
+        demo=readings.demo,
     )
 
 

@@ -31,19 +31,43 @@ PEER_SAMPLES = "deeplink_peer_samples"
 HOME_SAMPLES = "deeplink_home_samples"
 SOURCE_SAMPLES = "deeplink_source_samples"
 """Samples read since the process began: from this node's store, other nodes, the packed home, the source."""
+LOCAL_BYTES = "deeplink_local_bytes"
+PEER_BYTES = "deeplink_peer_bytes"
+HOME_BYTES = "deeplink_home_bytes"
+SOURCE_BYTES = "deeplink_source_bytes"
+"""Bytes of these."""
 COMPARED_SAMPLES = "deeplink_compared_samples"
 """Read from the source besides, to compare how fast that is."""
 WAITED_S = "deeplink_waited_s"
 """Seconds that reads took for samples that were not on this node, of all workers together."""
-_SHARED = (LOCAL_SAMPLES, PEER_SAMPLES, HOME_SAMPLES, SOURCE_SAMPLES, COMPARED_SAMPLES, WAITED_S)
+_SHARED = (
+    *(LOCAL_SAMPLES, PEER_SAMPLES, HOME_SAMPLES, SOURCE_SAMPLES),
+    *(LOCAL_BYTES, PEER_BYTES, HOME_BYTES, SOURCE_BYTES),
+    *(COMPARED_SAMPLES, WAITED_S),
+)
 _ROWS = 256
 """Workers of one trainer that are counted at once."""
 _SIZE = _ROWS * len(_SHARED) * 8
+DATA_S = "deeplink_data_s"
+COMPUTE_S = "deeplink_compute_s"
+OTHERS_S = "deeplink_others_s"
+CHECKPOINT_S = "deeplink_checkpoint_s"
+REST_S = "deeplink_rest_s"
+"""Seconds of its steps so far: waiting for data, computing, waiting for other ranks, saving, the rest."""
+STEPS = "deeplink_steps"
+"""How many steps these seconds are of."""
+LOADED_SAMPLES = "deeplink_loaded_samples"
+"""Samples that DataLoaders handed to the loop in these steps."""
+PARTS_S = (DATA_S, COMPUTE_S, OTHERS_S, CHECKPOINT_S, REST_S)
 CHECKPOINT_STEP = "deeplink_checkpoint_step"
 CHECKPOINT_UNIX = "deeplink_checkpoint_unix"
 """Step and time of the last checkpoint that is whole."""
 CHECKPOINT_EVERY = "deeplink_checkpoint_every"
 """Steps between the last two."""
+MEASURED = (*PARTS_S, STEPS, LOADED_SAMPLES, *_SHARED)
+"""Counters that an agent keeps over time."""
+OF_EVERY_RANK = frozenset({DATA_S, COMPUTE_S, REST_S, STEPS, CHECKPOINT_STEP, CHECKPOINT_UNIX})
+"""What a launcher uses of ranks other than the first: an agent passes on no more."""
 
 
 class Countable(Protocol):

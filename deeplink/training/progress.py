@@ -24,6 +24,8 @@ from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import Attempt, FencedError
 from deeplink.rpc.plain import PlainCallError, PlainConnection
 from deeplink.scheduler.node.rank_processes import ASKING, answer_file, catches
+from deeplink.training import step_split
+from deeplink.training.data_waits import time_loaders
 from deeplink.v1 import common_pb2, node_pb2
 
 if TYPE_CHECKING:
@@ -40,13 +42,11 @@ CALL_TIMEOUT_S = 2.0
 RETRY_AFTER_S = 1.0
 FLUSH_S = 1.0
 """How long the end of the process may wait for the last report to leave."""
-MOST_METRICS = 64
+MOST_METRICS = 96
 SETUP = "setup"
 """The section of a rank until its first step, unless it says otherwise."""
 _METHOD = "/deeplink.v1.Node/Report"
 LONGEST_NAME = 64
-CHECKPOINT = "checkpoint"
-"""`deeplink.Checkpoints` enters it by itself."""
 _kept: dict[int, IO[bytes]] = {}  # faulthandler writes to its descriptor for as long as the process lives
 
 
@@ -150,10 +150,16 @@ class Reporter:
                 self._sections = [one for one in self._sections if one is not section]
             self._hand_over()
 
+    @property
+    def innermost(self) -> str:
+        """The section that counts; empty outside of any."""
+        sections = self._sections
+        return sections[-1].name if sections else ""
+
     def _hand_over(self) -> None:
         # A rank that has reported no step is still being set up, whatever sections it has left.
         outside = SETUP if self._step is None else ""
-        section = self._sections[-1].name if self._sections else outside
+        section = self.innermost or outside
         self._waiting = (self._step or 0, self._now(), self._metrics, section, self.work_s)
         if self._hungry:  # a sender at rest is not woken a hundred times a second: that cost more than the report
             self._wake()
@@ -254,7 +260,7 @@ class Reporter:
 
     @staticmethod
     def _with_vitals(metrics: Mapping[str, float]) -> dict[str, float]:
-        # Here, in the sender's thread: the training loop does not pay for it. The agent takes 64 in all.
+        # Here, in the sender's thread: the training loop does not pay for it. The agent takes no more in all.
         ours = process_metrics.of_process.numbers()
         return {**ours, **metrics} if len(ours) + len(metrics) <= MOST_METRICS else dict(metrics)
 
@@ -287,6 +293,7 @@ class Section:
         ours = reporter()
         if ours is not None:
             ours.enter(self)
+            step_split.of_process.section(self.name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -294,6 +301,7 @@ class Section:
         ours = reporter()
         if ours is not None:
             ours.leave(self)
+            step_split.of_process.section(ours.innermost)
 
 
 class _Process:
@@ -303,7 +311,7 @@ class _Process:
         self.made = False
         self.reporter: Reporter | None = None
         self.step_ended: Callable[[], float] | None = None  # seconds of own work in a step; 0 where unknown
-        self.has_looked = False  # for a model to time
+        self.has_looked = False  # for a model to time, and DataLoaders
 
     def forget(self) -> None:
         self.made, self.reporter = False, None
@@ -318,12 +326,15 @@ class _Process:
             else:
                 if to is not None:
                     self.reporter = Reporter(to)
+                    process_metrics.of_process.count_in(step_split.of_process)
+                    time_loaders(step_split.of_process)
                     answer_in(to.token_file.parent)
         return self.reporter
 
     def look_for_model(self) -> None:
         self.has_looked = True
-        if "torch" in sys.modules:
+        time_loaders(step_split.of_process)
+        if self.step_ended is None and "torch" in sys.modules:
             from deeplink.training.timing import time_ddp  # noqa: PLC0415 - it imports this module
 
             time_ddp()
@@ -365,12 +376,13 @@ def report(*, step: int, work_s: float | None = None, **metrics: float) -> None:
     ours = _process.reporter if _process.made else _process.get()
     if ours is None:
         return
+    if not _process.has_looked:
+        _process.look_for_model()
     if work_s is not None:
         ours.work_s = float(work_s)
     elif _process.step_ended is not None:
         ours.work_s = _process.step_ended()
-    elif not _process.has_looked:
-        _process.look_for_model()
+    step_split.of_process.step_ended(step)
     ours.tell(step, metrics)
 
 

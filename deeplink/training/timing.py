@@ -6,6 +6,9 @@ the forward pass. It holds the loading of data, the copy to the device and the f
 slow device is slow in the same proportion. What the wrapper does before (it sends buffers) is left out.
 
 The model of a DistributedDataParallel is timed by itself; `deeplink.timed(model)` says which one it is elsewhere.
+
+How long the backward pass waited for other ranks is DistributedDataParallel's own word: from its last gradient to
+the end of its last all-reduce. Collectives that the loop or another wrapper calls are not told from computing.
 """
 
 from __future__ import annotations
@@ -18,15 +21,21 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from deeplink.training import step_split
 from deeplink.training.progress import measure_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from deeplink.training.step_split import StepSplit
+
 log = logging.getLogger(__name__)
 
 KEPT = 16
 """Steps whose median is reported: one slow step changes nothing."""
+_LOOK_EVERY_S = 0.05
+"""How often DistributedDataParallel is asked how long it waited: 20 us each."""
+_MOST_MARKS = 8
 M = TypeVar("M", bound="Hookable")
 
 
@@ -51,7 +60,7 @@ def timed(model: M) -> M:
     hide the slow rank: measure yourself, and hand `work_s` to `report`.
     """
     inner = getattr(model, "module", model)
-    meter = StepMeter()
+    meter = StepMeter(split=step_split.of_process, waits=CollectiveWaits(model))
     if inner is not model:
         model.register_forward_pre_hook(meter.wrapper_begins)
     inner.register_forward_pre_hook(meter.forward_begins)
@@ -83,8 +92,14 @@ def time_ddp() -> None:
 class StepMeter:
     """Times the steps of one model."""
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
+    def __init__(
+        self,
+        now: Callable[[], float] = time.perf_counter,
+        *,
+        split: StepSplit | None = None,
+        waits: CollectiveWaits | None = None,
+    ) -> None:
+        self._now, self._split, self._waits = now, split, waits
         self._steps: deque[float] = deque(maxlen=KEPT)
         self._began: float | None = None
         self._before: float | None = None
@@ -93,6 +108,8 @@ class StepMeter:
         self._ended: float | None = None
         self._open: Any = None  # of the forward pass under way: where the device began it
         self._on_device: list[tuple[Any, Any, float]] = []
+        self._first_mark: Any = None  # on the device: where this step's first forward pass began
+        self._busy: list[tuple[Any, Any]] = []
 
     def wrapper_begins(self, *_: object) -> None:
         """Take note that the wrapper's forward pass begins, in which ranks may wait for each other."""
@@ -105,6 +122,9 @@ class StepMeter:
             self._waited_s += self._before - self._entered
             self._entered = None
         self._open = _device_event()
+        if self._split is not None:
+            self._split.forward_began(self._before)
+            self._first_mark = self._first_mark or self._open
 
     def forward_ended(self, *_: object) -> None:
         """Take note that a forward pass has ended, as far as this process sees."""
@@ -117,8 +137,21 @@ class StepMeter:
         """Take note that the step ended; return the median seconds of own work in the latest steps, 0 before."""
         if self._began is not None and self._ended is not None and self._ended > self._began:
             self._steps.append(self._ended - self._began - self._waited_s + self._device_s())
+        if self._split is not None:
+            self._tell(self._split)
         self._began, self._ended, self._waited_s = self._now(), None, 0.0
         return statistics.median(self._steps) if self._steps else 0.0
+
+    def _tell(self, split: StepSplit) -> None:
+        """Say how long the device was busy in a step of late, and how long others were waited for."""
+        if self._waits is not None:
+            split.others_s = self._waits.seconds(self._now())
+        if self._first_mark is not None:
+            self._busy = [*self._busy[-_MOST_MARKS:], (self._first_mark, _device_event())]
+            self._first_mark = None
+        while self._busy and self._busy[0][1] is not None and self._busy[0][1].query():
+            begin, end = self._busy.pop(0)
+            split.device_s = float(begin.elapsed_time(end)) / 1e3
 
     def _device_s(self) -> float:
         """How much longer than this process the device took for the last forward pass; nothing waits for it."""
@@ -127,6 +160,34 @@ class StepMeter:
             if end.query():  # a loss that was fetched has waited for it already
                 return max(0.0, float(begin.elapsed_time(end)) / 1e3 - host_s)
         return 0.0
+
+
+class CollectiveWaits:
+    """How long the backward pass of a DistributedDataParallel waits for other ranks, by what it logs itself.
+
+    On a CPU every step is logged. On a device torch's own choice stays (the first ten steps, then one in a
+    hundred): it waits for the device at each.
+    """
+
+    def __init__(self, model: Any) -> None:
+        logs = hasattr(model, "_set_ddp_runtime_logging_sample_rate")
+        self._logger = getattr(model, "logger", None) if logs else None
+        self._looked, self._seconds = float("-inf"), 0.0
+        if self._logger is not None and getattr(model, "device_type", "") == "cpu":
+            model._set_ddp_runtime_logging_sample_rate(1)  # noqa: SLF001 - there is no other way
+
+    def seconds(self, now: float) -> float:
+        """Return how long it was in a step of late, seconds; 0 where that is not known. Cheap."""
+        if self._logger is None or now - self._looked < _LOOK_EVERY_S:
+            return self._seconds
+        self._looked = now
+        try:
+            found = self._logger._get_ddp_logging_data().ints_map  # noqa: SLF001 - as above
+            waited = found["backward_comm_time"] - found["backward_compute_comm_overlap_time"]
+        except (AttributeError, KeyError, TypeError, RuntimeError):  # another torch, or no backward pass yet
+            return self._seconds
+        self._seconds = max(0.0, waited / 1e9)
+        return self._seconds
 
 
 def _device_event() -> Any:

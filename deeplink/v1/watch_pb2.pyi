@@ -159,6 +159,7 @@ class BeatRequest(_message.Message):
     DETAIL_FIELD_NUMBER: _builtins.int
     JOB_LABEL_FIELD_NUMBER: _builtins.int
     WAITED_S_FIELD_NUMBER: _builtins.int
+    RANK_TIMES_FIELD_NUMBER: _builtins.int
     phase: Global___Phase.ValueType
     user: _builtins.str
     job_name: _builtins.str
@@ -193,6 +194,10 @@ class BeatRequest(_message.Message):
     def incidents(self) -> _containers.RepeatedCompositeFieldContainer[Global___IncidentRecord]:
         """new or changed since the last beat that was answered"""
 
+    @_builtins.property
+    def rank_times(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankTimes]:
+        """since the last beat that was answered"""
+
     def __init__(
         self,
         *,
@@ -212,14 +217,60 @@ class BeatRequest(_message.Message):
         detail: _builtins.str = ...,
         job_label: _builtins.str = ...,
         waited_s: _builtins.float = ...,
+        rank_times: _abc.Iterable[Global___RankTimes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "detail", b"detail", "incidents", b"incidents", "job_label", b"job_label", "job_name", b"job_name", "node_beats", b"node_beats", "nodes", b"nodes", "phase", b"phase", "progress", b"progress", "ring_crossings", b"ring_crossings", "ring_crossings_stock", b"ring_crossings_stock", "spares", b"spares", "step_timeout_s", b"step_timeout_s", "user", b"user", "waited_s", b"waited_s", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "detail", b"detail", "incidents", b"incidents", "job_label", b"job_label", "job_name", b"job_name", "node_beats", b"node_beats", "nodes", b"nodes", "phase", b"phase", "progress", b"progress", "rank_times", b"rank_times", "ring_crossings", b"ring_crossings", "ring_crossings_stock", b"ring_crossings_stock", "spares", b"spares", "step_timeout_s", b"step_timeout_s", "user", b"user", "waited_s", b"waited_s", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BeatRequest: _TypeAlias = BeatRequest  # noqa: Y015
+
+@_typing.final
+class RankTimes(_message.Message):
+    """How long the ranks' own part of a step was in one span of time, about 10 s."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    UNIX_FIELD_NUMBER: _builtins.int
+    SPAN_S_FIELD_NUMBER: _builtins.int
+    RANKS_EACH_FIELD_NUMBER: _builtins.int
+    OWN_S_FIELD_NUMBER: _builtins.int
+    DATA_S_FIELD_NUMBER: _builtins.int
+    unix: _builtins.float
+    """its end, by the launcher's clock"""
+    span_s: _builtins.float
+    ranks_each: _builtins.int
+    """so many ranks share a number, which is the slowest one's; the last one has the rest"""
+    @_builtins.property
+    def attempt(self) -> _common_pb2.Attempt: ...
+    @_builtins.property
+    def own_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """by rank: seconds of a step without waiting for others, without checkpoints; 0: not known"""
+
+    @_builtins.property
+    def data_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """of these, waiting for data"""
+
+    def __init__(
+        self,
+        *,
+        attempt: _common_pb2.Attempt | None = ...,
+        unix: _builtins.float = ...,
+        span_s: _builtins.float = ...,
+        ranks_each: _builtins.int = ...,
+        own_s: _abc.Iterable[_builtins.float] | None = ...,
+        data_s: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "data_s", b"data_s", "own_s", b"own_s", "ranks_each", b"ranks_each", "span_s", b"span_s", "unix", b"unix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankTimes: _TypeAlias = RankTimes  # noqa: Y015
 
 @_typing.final
 class NodeBeat(_message.Message):

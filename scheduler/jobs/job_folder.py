@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.scheduler.placement.hint.decision import Recorded
-    from deeplink.scheduler.recovery.records import Incident, JobRecord, NodeRecord, ProgressPoint
+    from deeplink.scheduler.recovery.records import (
+        Incident,
+        JobRecord,
+        NodeRecord,
+        ProgressPoint,
+        RankTimes,
+    )
     from deeplink.scheduler.slurm.parse import JobRow
 
 NOTES = "notes.jsonl"
@@ -51,6 +57,7 @@ class Left:
     folder: Path
     record: JobRecord | None = None  # what its launcher told of its attempts; None where there is no journal yet
     points: tuple[ProgressPoint, ...] = ()  # rank 0's newest reports, in order
+    rank_times: tuple[RankTimes, ...] = ()  # the newest ones
     nodes: tuple[NodeRecord, ...] = ()  # the nodes as its launcher last saw them
     incidents: tuple[Incident, ...] = ()  # the newest first
     events: tuple[Event, ...] = ()  # the newest ones, in order
@@ -120,13 +127,16 @@ def _journal(path: Path, job: int) -> Mapping[str, Any]:
     with Journal(path, read_only=True) as journal:
         known = journal.job(job)
         points: tuple[ProgressPoint, ...] = ()
+        times: tuple[RankTimes, ...] = ()
         if known is not None:
             newest = max((attempt.last_step_unix for attempt in known.attempts), default=0.0)
             if newest:
+                times = journal.rank_times(job, after_unix=newest - RECENT_S)
                 points = journal.points(job, after_unix=newest - RECENT_S, limit=MOST_POINTS)
         return {
             "record": known,
             "points": tuple(point for point in points if point.rank == 0),
+            "rank_times": times,
             "nodes": journal.nodes(),
             "incidents": journal.incidents(job=job, limit=MOST_INCIDENTS),
         }

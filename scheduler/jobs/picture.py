@@ -14,6 +14,7 @@ from deeplink.core import process_metrics
 from deeplink.core.finding import Severity
 from deeplink.core.text import printable
 from deeplink.scheduler.jobs.job_folder import expanded, ranks_of
+from deeplink.scheduler.jobs.measured import BYTES, SAMPLES, measured
 from deeplink.scheduler.recovery.evidence import TAG
 from deeplink.scheduler.recovery.records import IncidentOutcome
 from deeplink.scheduler.slurm.nodeset import fold
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from deeplink.core.finding import Finding
     from deeplink.scheduler.jobs.job_folder import Left
     from deeplink.scheduler.jobs.job_view import Queued
+    from deeplink.scheduler.jobs.measured import Binding
     from deeplink.scheduler.placement.hint.decision import Recorded
     from deeplink.scheduler.recovery.records import AttemptRecord, Incident, NodeRecord, ProgressPoint
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
@@ -105,7 +107,7 @@ def help_for(name: str, row: NodeRow | None, findings: Sequence[Finding]) -> str
 
 _RATE_POINTS = 32
 SAMPLES_PER_S = "samples_per_s"
-SAMPLES = "samples"
+COUNTED = "samples"
 TOTAL_STEPS = "total_steps"
 """Metrics of the user's that mean something here: a rate, samples so far, steps of the whole training."""
 FRESH_S = 15.0
@@ -134,6 +136,7 @@ class ReadRate:
     home: int = 0
     source: int
     per_s: float | None = None  # read now; None where that is not known
+    bytes: int = 0
     waited_s: float | None = None  # for what was not on the node, of all workers together; None: not reported
 
     @property
@@ -161,6 +164,7 @@ class TrainingRate:
     value: float | None = None  # may be no finite number
     steps_per_s: float | None = None
     samples_per_s: float | None = None
+    loaded_per_s: float | None = None  # samples that rank 0 got of its DataLoaders
     reads: ReadRate | None = None
     saved: Saved | None = None
     total_steps: int | None = None
@@ -170,7 +174,7 @@ class TrainingRate:
     def standing(self) -> TrainingRate:
         """The same of a job that does not go on, or of which no one knows."""
         reads = replace(self.reads, per_s=None) if self.reads else None
-        return replace(self, steps_per_s=None, samples_per_s=None, left_s=None, reads=reads)
+        return replace(self, steps_per_s=None, samples_per_s=None, loaded_per_s=None, left_s=None, reads=reads)
 
 
 def pace(points: Sequence[ProgressPoint]) -> TrainingRate:
@@ -180,7 +184,7 @@ def pace(points: Sequence[ProgressPoint]) -> TrainingRate:
     last = points[-1]
     recent = [point for point in points[-_RATE_POINTS:] if point.attempt == last.attempt]
     steps_per_s = _rate([(point.unix, float(point.step)) for point in recent])
-    counted = [(point.unix, point.metrics[SAMPLES]) for point in recent if SAMPLES in point.metrics]
+    counted = [(point.unix, point.metrics[COUNTED]) for point in recent if COUNTED in point.metrics]
     total = last.metrics.get(TOTAL_STEPS)
     known = total is not None and math.isfinite(total) and total >= last.step
     metric = _metric(last.metrics)
@@ -191,6 +195,9 @@ def pace(points: Sequence[ProgressPoint]) -> TrainingRate:
         value=last.metrics.get(metric),
         steps_per_s=steps_per_s,
         samples_per_s=last.metrics.get(SAMPLES_PER_S, _rate(counted)),
+        loaded_per_s=_rate(
+            [(point.unix, point.metrics.get(process_metrics.LOADED_SAMPLES, 0)) for point in recent]
+        ),
         reads=_reads(recent),
         saved=_saved(last.metrics),
         total_steps=int(total) if known and total is not None else None,
@@ -199,7 +206,7 @@ def pace(points: Sequence[ProgressPoint]) -> TrainingRate:
 
 
 def _metric(metrics: Mapping[str, float]) -> str:
-    known = {SAMPLES, SAMPLES_PER_S, TOTAL_STEPS}
+    known = {COUNTED, SAMPLES_PER_S, TOTAL_STEPS}
     names = [name for name in metrics if not name.startswith(process_metrics.PREFIX) and name not in known]
     return "loss" if "loss" in names or not names else min(names)
 
@@ -211,14 +218,6 @@ def _rate(seen: Sequence[tuple[float, float]]) -> float | None:
     return amount / seconds if seconds > 0 and amount > 0 else None
 
 
-_PLACES = {
-    "local": process_metrics.LOCAL_SAMPLES,
-    "peer": process_metrics.PEER_SAMPLES,
-    "home": process_metrics.HOME_SAMPLES,
-    "source": process_metrics.SOURCE_SAMPLES,
-}
-
-
 def _reads(recent: Sequence[ProgressPoint]) -> ReadRate | None:
     found = _read(recent[-1].metrics)
     if not any(found.values()):
@@ -227,11 +226,12 @@ def _reads(recent: Sequence[ProgressPoint]) -> ReadRate | None:
         **found,
         per_s=_rate([(point.unix, float(sum(_read(point.metrics).values()))) for point in recent]),
         waited_s=recent[-1].metrics.get(process_metrics.WAITED_S),
+        bytes=int(sum(recent[-1].metrics.get(name, 0) for name in BYTES.values())),
     )
 
 
 def _read(metrics: Mapping[str, float]) -> dict[str, int]:
-    return {place: int(metrics.get(name, 0)) for place, name in _PLACES.items()}
+    return {place: int(metrics.get(name, 0)) for place, name in SAMPLES.items()}
 
 
 def _saved(metrics: Mapping[str, float]) -> Saved | None:
@@ -276,6 +276,7 @@ class Picture:
     ring: int | None = None
     ring_stock: int | None = None
     pace: TrainingRate = field(default_factory=TrainingRate)
+    binds: Binding | None = None  # where its steps go; None where that was not measured
     decision: Recorded | None = None
     open_incident: Incident | None = None  # the newest without an end
     incidents: int = 0
@@ -304,7 +305,8 @@ def picture(
     known = left.record
     said = newest if newest and not word.lost else None
     label = row.label if row else known.label if known else str(job)
-    measured = pace(left.points)
+    rate, ranks = pace(left.points), _ranks(left, current)
+    where = measured(left.points, left.rank_times, nodes=ranks)
     return Picture(
         id=job,
         label=label,
@@ -321,13 +323,12 @@ def picture(
         used_s=queued.used_s if queued else None,
         limit_s=queued.limit_s if queued else None,
         start_unix=queued.start_unix if queued else None,
-        seats=seats(
-            queued, None if word.lost and over else current, left.nodes, nodes, now, ranks=_ranks(left, current)
-        ),
+        seats=seats(queued, None if word.lost and over else current, left.nodes, nodes, now, ranks=ranks),
         world_size=(current.world_size or None) if current else None,
         ring=current.ring_crossings if current and current.nodes else None,
         ring_stock=current.ring_crossings_stock if current and current.nodes else None,
-        pace=measured.standing if word.lost else measured,
+        pace=rate.standing if word.lost else rate,
+        binds=where.binds,
         decision=left.decision,
         open_incident=next((one for one in left.incidents if one.outcome is IncidentOutcome.OPEN), None),
         incidents=len(left.incidents),

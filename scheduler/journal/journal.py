@@ -24,7 +24,7 @@ from deeplink.core.errors import DeepLinkError
 from deeplink.core.private import PrivateFolderError, check_private_file
 from deeplink.core.text import printable
 from deeplink.core.types import Attempt, NodeName
-from deeplink.scheduler.journal import incident_rows, schema
+from deeplink.scheduler.journal import incident_rows, points, rank_times, schema
 from deeplink.scheduler.journal.incident_json import IncidentNews
 from deeplink.scheduler.journal.schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION
 from deeplink.scheduler.journal.standby import Standby, takes_no_writes
@@ -38,6 +38,7 @@ from deeplink.scheduler.recovery.records import (
     NodeRecord,
     ProgressPoint,
     RankStack,
+    RankTimes,
 )
 
 if TYPE_CHECKING:
@@ -50,10 +51,6 @@ T = TypeVar("T")
 _PROBLEMS = (sqlite3.Error, PrivateFolderError, OSError)
 
 BUSY_TIMEOUT_S = 10.0
-KEPT_POINTS = 4_096
-"""Progress points kept per attempt; beyond it every second one goes (the first and the newest stay)."""
-EACH_POINT_S, SPARSE_S = 60.0, 10.0
-"""So long each progress point is kept; of those before, the first one in each so many seconds of each rank is."""
 KEPT_CURVES, CURVES_S = 1_000, 7 * 86_400.0
 """Jobs whose progress is kept, up to half a megabyte for each attempt; and for how long at least."""
 KEPT_JOBS, JOBS_S = 10_000, 30 * 86_400.0
@@ -142,13 +139,14 @@ class Journal:
 
     def record_beat(self, beat: Beat, now_unix: float) -> None:
         """Keep what a launcher said: its job, attempt, nodes, progress and incidents."""
-        row = to_row(beat, leave_out=("node_beats", "progress", "incidents"))
+        row = to_row(beat, leave_out=("node_beats", "progress", "rank_times", "incidents"))
         row |= {"unix": now_unix, "ended": now_unix if beat.phase.ended else 0.0}
         with self._transaction(durable=bool(beat.incidents)) as db:
             for statement in (schema.PUT_JOB, schema.PUT_ATTEMPT, schema.END_OLDER):
                 db.execute(statement, row)
             db.executemany(schema.PUT_NODE, list(map(to_row, beat.node_beats)))
-            _put_points(db, beat.progress)
+            points.put(db, beat.progress)
+            rank_times.put(db, beat.rank_times)
             for incident in beat.incidents:
                 incident_rows.put(db, incident)
             settled = incident_rows.settle(db, to_row(beat.attempt), now_unix)
@@ -248,7 +246,8 @@ class Journal:
         with self._transaction() as db:
             found = [(row["job"],) for row in db.execute(schema.OLD_CURVES, old).fetchall()]
             gone = [(row["job"],) for row in db.execute(schema.OLD_JOBS, older).fetchall()]
-            db.executemany(schema.FORGET_CURVE, [*found, *gone])
+            for forget in (schema.FORGET_CURVE, rank_times.FORGET):
+                db.executemany(forget, [*found, *gone])
             for statement in schema.FORGET_JOB:
                 db.executemany(statement, gone)
         return len({*found, *gone})
@@ -274,6 +273,16 @@ class Journal:
     def points(self, job: int, *, after_unix: float = 0.0, limit: int = 100_000) -> tuple[ProgressPoint, ...]:
         """Return a job's reports in order of attempt and step: its loss curve."""
         return _all(ProgressPoint, self._rows(schema.POINTS, (job, after_unix, limit)))
+
+    def first_steps(self, attempts: Iterable[Attempt]) -> dict[Attempt, float]:
+        """Return when attempts reported their first step, of those whose progress is still here."""
+        found = {attempt: self._rows(schema.FIRST_POINT, to_row(attempt)) for attempt in attempts}
+        return {attempt: float(rows[0]["unix"]) for attempt, rows in found.items() if rows}
+
+    def rank_times(self, job: int, *, after_unix: float = 0.0) -> tuple[RankTimes, ...]:
+        """Return how long the ranks' own part of a step was, in order of attempt and time."""
+        there = self._has_table("rank_times")
+        return _all(RankTimes, self._rows(rank_times.OF_JOB, (job, after_unix))) if there else ()
 
     def nodes(self) -> tuple[NodeRecord, ...]:
         """Return every node a launcher spoke of, by name, with the shards in its store."""
@@ -387,6 +396,7 @@ class Journal:
                     version = version + 1 if version else SCHEMA_VERSION
                     db.execute(f"PRAGMA user_version = {version}")
                     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        self._db.execute(rank_times.CREATE)
 
     def _tell_listeners(self) -> None:
         self.changes += 1
@@ -465,21 +475,6 @@ def _as_hit(incident: Incident, hit: dict[str, Any]) -> Incident:
     return replace(incident, attempt=attempt, outcome=IncidentOutcome(hit["outcome"]))
 
 
-def _put_points(db: sqlite3.Connection, points: Collection[ProgressPoint]) -> None:
-    rows = list(map(to_row, points))
-    newest: dict[Attempt, float] = {}
-    for point in points:
-        newest[point.attempt] = max(point.unix, newest.get(point.attempt, 0.0))
-    before = {attempt: db.execute(schema.LAST_STEP_UNIX, to_row(attempt)).fetchone() for attempt in newest}
-    for statement in (schema.PUT_POINT, schema.NOTE_STEP):
-        db.executemany(statement, rows)
-    for attempt, unix in newest.items():
-        this = to_row(attempt)
-        if before[attempt] and before[attempt][0] // SPARSE_S != unix // SPARSE_S:
-            oldest = (unix - EACH_POINT_S) // SPARSE_S * SPARSE_S
-            db.execute(schema.SPARSE_POINTS, {**this, "before": oldest, "every": SPARSE_S})
-        if db.execute(schema.COUNT_POINTS, this).fetchone()[0] > KEPT_POINTS:
-            db.execute(schema.THIN_POINTS, this)
 
 
 def _writing(path: Path) -> sqlite3.Connection:

@@ -254,6 +254,7 @@ DELETE FROM progress WHERE {_THIS} AND unix < :before AND (rank, step) IN (
     OVER (PARTITION BY rank, CAST(unix / :every AS INTEGER) ORDER BY step) AS place FROM progress WHERE {_THIS})
   WHERE place > 1)
 """  # noqa: S608 - a constant of ours
+FIRST_POINT = f"SELECT unix FROM progress WHERE {_THIS} ORDER BY rank, step LIMIT 1"  # noqa: S608 - a constant of ours
 FIRST_STEP = f"""
 SELECT a.first_step, (SELECT min(unix) FROM progress WHERE {_THIS}) FROM attempts a WHERE {_THIS}
 """  # noqa: S608 - a constant of ours

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.core.config import Config
-    from deeplink.scheduler.recovery.records import Beat, Incident, ProgressPoint
+    from deeplink.scheduler.recovery.records import Beat, Incident, ProgressPoint, RankTimes
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ BEAT_S = 1.0
 CALL_S = 2.0
 LAST_BEAT_S = 3.0  # How long the end of a run waits for its last beat to be delivered
 MOST_POINTS = 2_048
+MOST_RANK_TIMES = 32
 MOST_INCIDENTS = 256  # Kept for a far end that is away, the newest
 MOST_INCIDENTS_AT_ONCE = 16  # Each may have a megabyte of stacks
 MOST_LINES = 1_024
@@ -57,6 +58,7 @@ class EventSink:
         self._beat: Beat | None = None
         self._given_at = 0.0
         self._points: deque[ProgressPoint] = deque(maxlen=MOST_POINTS)
+        self._rank_times: deque[RankTimes] = deque(maxlen=MOST_RANK_TIMES)
         self._incidents: dict[str, Incident] = {}
         self._is_away = False
         self._lost_for = ""  # why something was dropped last
@@ -70,6 +72,7 @@ class EventSink:
         with self._lock:
             self._beat, self._given_at = beat, self._clock.monotonic()
             self._points.extend(points)
+            self._rank_times.extend(beat.rank_times)
             self._incidents.update((incident.id, incident) for incident in incidents)
             for oldest in list(self._incidents)[:-MOST_INCIDENTS]:
                 del self._incidents[oldest]
@@ -104,7 +107,9 @@ class EventSink:
             points, incidents = list(self._points), list(self._incidents.values())[:MOST_INCIDENTS_AT_ONCE]
             waited_s = self._clock.monotonic() - self._given_at
             beat = replace(self._beat, progress=tuple(points), incidents=tuple(incidents), waited_s=waited_s)
+            beat = replace(beat, rank_times=tuple(self._rank_times))
             self._points.clear()
+            self._rank_times.clear()
         self._busy_since = self._clock.monotonic()
         try:
             self._deliver(beat)
@@ -115,6 +120,7 @@ class EventSink:
             if not is_final:
                 with self._lock:
                     self._points = deque((*points, *self._points), maxlen=MOST_POINTS)
+                    self._rank_times = deque((*beat.rank_times, *self._rank_times), maxlen=MOST_RANK_TIMES)
                 return False
         else:
             self._is_away = False

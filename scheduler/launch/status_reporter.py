@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.backend import Backend, RunContext
     from deeplink.scheduler.launch.launch_spec import RankLayout
     from deeplink.scheduler.launch.stack_collector import StackReport
+    from deeplink.scheduler.recovery.records import RankTimes
     from deeplink.v1 import common_pb2
 
 BEAT_S = 1.0
@@ -90,6 +91,7 @@ class StatusReporter:
             job_label=run.backend.label,
         )
         self._points: list[ProgressPoint] = []
+        self._rank_times: list[RankTimes] = []
         # Of rank 0, by its own clock, in the newest attempt that reported.
         self._first_point: ProgressPoint | None = None
         self._last_point: ProgressPoint | None = None
@@ -141,6 +143,11 @@ class StatusReporter:
                 if self._first_point is None or point.attempt != self._first_point.attempt:
                     self._first_point = point
                 self._last_point = point
+
+    def note_rank_times(self, times: RankTimes | None) -> None:
+        """Take over how long the ranks' steps were, for the next heartbeat."""
+        if times is not None:
+            self._rank_times.append(replace(times, unix=self._clock.unix()))
 
     def tick(self) -> None:
         """Report how things are, if it is time to."""
@@ -275,7 +282,8 @@ class StatusReporter:
     def _report(self, incidents: Sequence[Incident] = (), *, now: bool = False) -> None:
         self._reported = self._clock.monotonic()
         points, self._points = self._points, []
-        beat = replace(self._beat, node_beats=self._node_beats())
+        times, self._rank_times = tuple(self._rank_times), []
+        beat = replace(self._beat, node_beats=self._node_beats(), rank_times=times)
         self._events.beat(beat, points=points, incidents=incidents, now=now)
 
     def _node_beats(self) -> tuple[NodeRecord, ...]:

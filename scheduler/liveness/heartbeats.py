@@ -5,6 +5,7 @@ What cannot be kept is refused as it is read. The table is filled by the watchdo
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,8 @@ ALARM_S = 0.6  # an agent silent for so long is reason to look at once
 # Bounds on what one heartbeat may hold; a launcher with more sends it in several.
 MOST_POINTS = 4_096
 MOST_INCIDENTS = 1_024
-MOST_METRICS = 64
+MOST_METRICS = 96
+MOST_RANK_TIMES, MOST_RANK_NUMBERS = 64, 4_096
 MOST_FINDINGS = 256
 
 
@@ -96,15 +98,19 @@ def beat_from_wire(message: watch_pb2.BeatRequest, now_unix: float) -> Beat:
             "node beats": (len(message.node_beats), MOST_NODES),
             "progress points": (len(message.progress), MOST_POINTS),
             "incidents": (len(message.incidents), MOST_INCIDENTS),
+            "rows of ranks' times": (len(message.rank_times), MOST_RANK_TIMES),
             "findings": (sum([len(node.health) for node in message.node_beats]), MOST_FINDINGS + MOST_NODES),
         },
     )
     # A launcher speaks for its own job alone: it must not be able to write into another's record.
     jobs = {each.attempt.job for each in message.progress} | {each.attempt.job for each in message.incidents}
+    jobs |= {each.attempt.job for each in message.rank_times}
     if jobs - {job}:
         raise RecordError(f"beat of job {job}", f"it speaks for jobs {sorted(jobs)}")
     for point in message.progress:
         _bounded("progress", {"metrics": (len(point.metrics), MOST_METRICS)})
+    for times in message.rank_times:
+        _check_rank_times(times)
     for node in message.node_beats:
         _check_findings(node)
     incidents = tuple([incident_from_wire(incident) for incident in message.incidents])
@@ -128,6 +134,13 @@ def node_from_wire(message: watch_pb2.AttendRequest, now_unix: float) -> NodeRec
     _check_findings(message)
     with _refusing(f"attendance of {message.node!r}"):
         return replace(from_message(NodeRecord, message), seen_unix=now_unix)
+
+
+def _check_rank_times(message: watch_pb2.RankTimes) -> None:
+    count = len(message.own_s)
+    _bounded("ranks' times", {"ranks": (max(count, len(message.data_s)), MOST_RANK_NUMBERS)})
+    if not all(0.0 <= seconds < math.inf for seconds in (*message.own_s, *message.data_s)):
+        raise RecordError("ranks' times", "a time in it is no number")
 
 
 def _check_findings(message: watch_pb2.NodeBeat | watch_pb2.AttendRequest) -> None:

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from typing_extensions import override
 
+from deeplink.core import process_metrics
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.metrics import NODE_HEARTBEATS, NODE_REPORTS
 from deeplink.rpc.channel import agent_channel, attempt_from_wire, attempt_to_wire
 from deeplink.rpc.tokens import TOKEN_HEADER
 from deeplink.scheduler.node import peer_test
+from deeplink.scheduler.node.measurements import RankMeasurements
 from deeplink.scheduler.node.rank_processes import Reported
-from deeplink.v1 import node_pb2, node_pb2_grpc
+from deeplink.v1 import common_pb2, node_pb2, node_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from deeplink.core.clock import Clock
     from deeplink.core.types import Attempt, NodeName
     from deeplink.scheduler.node.rank_slots import RankSlots
-    from deeplink.v1 import common_pb2
 
 MOST_GATHERED = 64
 """Agents that one asks."""
@@ -119,7 +120,7 @@ class StatusGatherer:
 REPORT = "/deeplink.v1.Node/Report"
 KEPT_REPORTS = 1024  # progress records kept; older ones give way. 8 ranks at 3 reports/s: the last 40 s.
 KEPT_JOBS = 256  # jobs whose newest attempt is remembered; a standing agent forgets the job heard of longest ago
-MOST_METRICS = 64
+MOST_METRICS = 96
 _MOST_SAVES = 16
 LONGEST_NAME = 128
 STACKS_S = 10.0  # the longest an agent looks for the stacks of its ranks
@@ -171,7 +172,7 @@ class Bulletin:
             newest = self._learn(attempt)
             if newest == attempt:
                 self._last += 1
-                self._records.append((self._last, progress))
+                self._records.append((self._last, _passed_on(progress)))
                 ranks = self._said[attempt.job]
                 if progress.rank in ranks or len(ranks) < KEPT_REPORTS:
                     ranks[progress.rank] = Reported(pid=progress.pid, unix=progress.unix)
@@ -198,6 +199,18 @@ class Bulletin:
             return BulletinPage(self._last, records)
 
 
+def _passed_on(progress: common_pb2.Progress) -> common_pb2.Progress:
+    """Return a report as launchers get it: all of the first rank's, of the others' our counters that are used."""
+    if not progress.rank:
+        return progress
+    made = common_pb2.Progress()
+    made.CopyFrom(progress)
+    for name in progress.metrics:
+        if name.startswith(process_metrics.PREFIX) and name not in process_metrics.OF_EVERY_RANK:
+            del made.metrics[name]
+    return made
+
+
 def _too_much(progress: common_pb2.Progress) -> str:
     if len(progress.metrics) > MOST_METRICS:
         return f"{len(progress.metrics)} metrics"
@@ -222,7 +235,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         boot_id: str = "",
         slots: RankSlots | None = None,
     ) -> None:
-        self.bulletin = Bulletin()
+        self.bulletin, self.measurements = Bulletin(), RankMeasurements()
         self._save_at: dict[Attempt, int] = {}
         self._health, self._stacks, self._boot_id, self._slots = health, stacks, boot_id, slots
         self._node, self._topology_address = node, topology_address
@@ -247,6 +260,8 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         newest = self.bulletin.report(request.progress)
         attempt = attempt_from_wire(request.progress.attempt)
         fenced = newest > attempt
+        if not fenced:
+            self.measurements.take(request.progress, self._clock.unix())
         NODE_REPORTS.labels("fenced" if fenced else "kept").inc()
         save_at = self._save_at.get(attempt, 0)
         return node_pb2.ReportReply(fenced=fenced, newest=attempt_to_wire(newest), save_at=save_at)

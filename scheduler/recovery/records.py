@@ -279,6 +279,18 @@ class ProgressPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimes:
+    """How long the ranks' own part of a step was, in one span of time of an attempt. 0: not known."""
+
+    attempt: Attempt
+    unix: float  # the end of the span
+    span_s: float
+    ranks_each: int = 1  # so many ranks share a number, which is the slowest one's; the last one has the rest
+    own_s: tuple[float, ...] = ()  # seconds of a step without waiting for others, without checkpoints
+    data_s: tuple[float, ...] = ()  # of these, waiting for data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HealthReport:
     """A health check's finding as it is sent and kept: the severity is what it asks for."""
 
@@ -343,6 +355,7 @@ class Beat:
     world_size: int = 0
     node_beats: tuple[NodeRecord, ...] = ()
     progress: tuple[ProgressPoint, ...] = ()
+    rank_times: tuple[RankTimes, ...] = ()
     incidents: tuple[Incident, ...] = ()
     ring_crossings: int = 0
     ring_crossings_stock: int = 0

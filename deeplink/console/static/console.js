@@ -17,7 +17,7 @@ const places = {
   fabric: new Fabric($("tree"), $("leaves"), $("inspector"), $("n-fabric"), $("fabric-filters")),
   jobs: new Jobs($("job-list"), $("job-page"), $("n-jobs")),
   cache: new Cache($("datasets"), $("shards"), $("n-cache"), $("n-shards")),
-  incidents: new Incidents($("incident-list"), $("n-incidents"), $("incident-filters"), $("incident-pager")),
+  incidents: new Incidents($("incident-list"), $("n-incidents"), $("incident-filters"), $("incident-pager"), $("incident-sums")),
 };
 const stream = new Stream(() => soon());
 new Search($("search"), $("hits"));
@@ -115,6 +115,7 @@ function draw() {
   for (const name of PLACES) $(name).hidden = name !== where.place;
   put(document.body, "data-live", stream.lostAt ? "no" : "yes");
   if (!state) return;
+  $("demo").hidden = !state.demo;
   drawHeadline(state);
   drawSources(state, at);
   drawAges(state, at);

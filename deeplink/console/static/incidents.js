@@ -3,6 +3,7 @@
 import { ago, chips, el, keyed, moment, pager, put, say, span, whole } from "./dom.js";
 import { changed, choose, link } from "./route.js";
 import { Asker } from "./stream.js";
+import { Weeks } from "./weeks.js";
 
 export const KINDS = {
   "node-silent": "node fell silent",
@@ -132,7 +133,7 @@ function fillIncident(box, each, now) {
 const SPANS = [["an hour", 3600], ["a day", 86400], ["a week", 604800], ["a month", 2592000]];
 
 export class Incidents {
-  constructor(root, count, filters, pages) {
+  constructor(root, count, filters, pages, sums) {
     Object.assign(this, { root, count, pages, found: null, problem: "" });
     this.field = el("input", "filter-text");
     Object.assign(this.field, { type: "search", placeholder: "kind, node, job or evidence", maxLength: 200 });
@@ -140,6 +141,7 @@ export class Incidents {
     this.field.addEventListener("input", () => choose({ text: this.field.value }, true));
     this.parts = Object.fromEntries(["chosen", "states", "spans", "kinds", "again"].map((name) => [name, el("div", "chips")]));
     filters.append(this.field, ...Object.values(this.parts));
+    this.weeks = new Weeks(sums);
     this.asker = new Asker((found, problem) => {
       Object.assign(this, { found: found || (problem ? null : this.found), problem });
       this.draw();
@@ -183,6 +185,7 @@ export class Incidents {
     const on = (key) => asked.get(key) || "";
     const back = this.name === "" ? [] : [{ text: "‹ all incidents", on: true, href: link("incidents") }];
     const chosen = ["node", "job", "user"].filter(on).map((key) => ({ text: `${key} ${on(key)} ✕`, on: true, href: changed({ [key]: "" }) }));
+    if (on("since")) chosen.push({ text: `from ${moment(Number(on("since"))).slice(0, 10)}, ${whole((Number(on("until")) - Number(on("since"))) / 86400)} days ✕`, on: true, href: changed({ since: "", until: "" }) });
     chips(this.parts.chosen, "What is chosen; follow a link to take it back", [...back, ...chosen]);
     const toggle = (key, value, text, count) => ({ text, count, on: on(key) === String(value), href: changed({ [key]: on(key) === String(value) ? "" : value }) });
     const single = this.name !== "";
@@ -194,6 +197,7 @@ export class Incidents {
     chips(this.parts.again, "Nodes that failed again and again", single ? [] : (this.found?.again || []).map(([node, count]) => toggle("node", node, `${node} again and again`, count)));
     for (const part of Object.values(this.parts)) part.hidden = !part.childElementCount;
     this.field.hidden = single;
+    this.weeks.draw(single ? null : this.found, on("since"));
     const rows = this.rows();
     this.known = Object.fromEntries(rows.map((each) => [each.id, each]));
     keyed(this.root, rows, (each) => each.id, () => this.made(), (box, each) => {

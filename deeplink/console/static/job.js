@@ -1,10 +1,10 @@
-// One job: how it is, what helps, where its ranks are, its loss across all attempts, and what befell it.
+// One job: how it is, what helps, where its ranks are, its course on one axis of time, and what befell it.
 
-import { Curve } from "./curve.js";
 import { ago, command, el, figure, fillCommand, keyed, moment, names, put, say, span, whole } from "./dom.js";
 import { link } from "./route.js";
 import { Asker } from "./stream.js";
 import { ring } from "./tiles.js";
+import { Timeline } from "./timeline.js";
 
 function fact(name) {
   return el("div", "fact", el("dt", "", name), el("dd"));
@@ -33,7 +33,7 @@ function makeJob() {
   const tries = el("section", "tries", el("h4"), el("ol"));
   const hurt = el("section", "befell", el("h4", "", "Incidents"), el("ul"));
   const remedy = el("p", "job-remedy", el("span"), command());
-  card.append(head, el("div", "job-body", facts, el("div", "plot"), el("p", "way"), remedy, el("p", "job-detail"), tries, hurt));
+  card.append(head, el("div", "job-body", facts, el("p", "way"), remedy, el("p", "job-detail"), el("section", "course"), tries, hurt));
   return card;
 }
 
@@ -58,9 +58,9 @@ function valuesOf(job, now) {
   };
 }
 
-function fillJob(card, { job, curve, incidents }, state, now, plots) {
+function fillJob(card, { job, incidents }, state, now, asked, plots) {
   const [head, body] = card.children;
-  const [facts, plot, way, remedy, detail, tries, hurt] = body.children;
+  const [facts, way, remedy, detail, course, tries, hurt] = body.children;
   put(card, "data-mood", job.mood);
   put(card, "data-hue", job.hue);
   put(card, "data-bare", job.watched ? null : "yes");
@@ -69,15 +69,15 @@ function fillJob(card, { job, curve, incidents }, state, now, plots) {
   put(head.children[2], "href", job.user ? link("jobs", "", { user: job.user }) : null);
   put(head.children[3], "data-mood", job.mood);
   facts.hidden = !job.watched;
-  plot.hidden = !job.watched;
+  course.hidden = !job.watched;
   if (job.watched) {
     const values = valuesOf(job, now);
     FACTS.forEach((name, i) => {
       say(facts.children[i].children[1], values[name]);
       put(facts.children[i], "data-unknown", values[name] === "unknown" ? "yes" : null);
     });
-    plots.curve ||= new Curve(plot);
-    plots.curve.update(job, curve || { metric: "loss", points: [] });
+    plots.course ||= new Timeline(course);
+    plots.course.update(job, now, asked);
   }
   fillWay(way, job, state);
   say(remedy.children[0], job.remedy.replace(/`[^`]+` /, ""));
@@ -124,9 +124,9 @@ export class JobPage {
     });
   }
 
-  update(state, now, { name }) {
+  update(state, now, { name, asked }) {
     if (name !== this.name) Object.assign(this, { name, found: null, problem: "" });
-    Object.assign(this, { state, now });
+    Object.assign(this, { state, now, asked });
     this.asker.ask(`jobs/${encodeURIComponent(name)}`, state.seq);
     this.draw();
   }
@@ -146,6 +146,6 @@ export class JobPage {
       this.root.replaceChildren(el("p", "crumbs", back, this.where), this.card);
     }
     put(this.where, "href", link("fabric", "", { job: this.found.job.id }));
-    fillJob(this.card, this.found, this.state, this.now, this.plots);
+    fillJob(this.card, this.found, this.state, this.now, this.asked, this.plots);
   }
 }

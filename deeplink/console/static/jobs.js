@@ -75,7 +75,7 @@ export class Jobs {
     this.list.hidden = name !== "";
     this.pageRoot.hidden = name === "";
     say(this.count, `${whole(state.jobs_known)} known, ${state.running} running`);
-    if (name !== "") return this.job.update(state, now, { name });
+    if (name !== "") return this.job.update(state, now, { name, asked });
     if (document.activeElement !== this.field) this.field.value = asked.get("text") || "";
     this.asker.ask(`jobs?${asked}`, state.seq);
     return this.draw();

@@ -9,7 +9,7 @@ from selenium import webdriver
 
 from benchmarks.simulate.page import as_html
 from tests.benchmarks.simulate.test_study import told
-from tests.deeplink.console.test_browser import NEEDS_BROWSER, browser, picture, texts
+from tests.deeplink.console.browsing import NEEDS_BROWSER, browser, picture, texts
 
 __all__ = ["browser"]
 pytestmark = [pytest.mark.slow, NEEDS_BROWSER]

@@ -78,7 +78,14 @@ def test_the_api_tells_what_the_page_shows(
     assert {job["id"] for job in served.json("/api/v1/jobs")["jobs"]} == {9, 12, 17, 21}
     one = served.json("/api/v1/jobs/17")
     assert one["job"]["repeated_steps"] == 32
-    assert len(one["curve"]["points"]) > 100
+    course = served.json("/api/v1/jobs/17/timeline")["timeline"]
+    assert len(course["metrics"]["loss"]) > 100
+    assert [each["name"] for each in course["attempts"]] == ["17.0.0", "17.0.1"]
+    assert [each["kind"] for each in course["incidents"]] == ["node-silent"]
+    middle = course["metrics"]["loss"][50][0]
+    later = served.json(f"/api/v1/jobs/17/timeline?since={middle}")["timeline"]["metrics"]["loss"]
+    assert later[0][0] >= middle
+    assert served.get("/api/v1/jobs/4711/timeline")[0] == 404
     assert [each["kind"] for each in one["incidents"]] == ["node-silent"]
     assert len(served.json("/api/v1/incidents")["incidents"]) == 3
     assert served.json("/api/v1/datasets")["datasets"] == []

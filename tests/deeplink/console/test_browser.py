@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -20,71 +19,11 @@ from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import Beat, Incident, IncidentOutcome, NodeRecord, Phase
 from deeplink.scheduler.slurm.client import Slurm
+from tests.deeplink.console.browsing import NEEDS_BROWSER, browser, complaints, go, lanes, picture, place, texts
 from tests.waiting import LIMIT_S
 
-BUILD = Path(__file__).parents[3] / "build"
-DRIVER, BROWSER = Path("/usr/bin/chromedriver"), Path("/usr/bin/chromium")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
-
-NEEDS_BROWSER = pytest.mark.skipif(
-    not (DRIVER.exists() and BROWSER.exists()), reason="needs Debian's chromium and chromium-driver"
-)
+__all__ = ["browser"]
 pytestmark = [pytest.mark.slow, NEEDS_BROWSER]
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(BROWSER)
-    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,1100"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
-    driver.set_page_load_timeout(60)
-    yield driver
-    said = complaints(driver)
-    driver.quit()
-    assert said == []
-
-
-def complaints(browser: Any) -> list[dict[str, Any]]:
-    """Return what the browser logged since it was last asked."""
-    found: list[dict[str, Any]] = browser.get_log("browser")
-    return found
-
-
-def picture(browser: webdriver.Chrome, name: str, scheme: str = "light", width: int = 1280) -> None:
-    """Photograph the whole page into build/."""
-    BUILD.mkdir(exist_ok=True)
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    height = browser.execute_script("return document.documentElement.scrollHeight")
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, "height": height})
-    script = "requestAnimationFrame(() => requestAnimationFrame(arguments[0]))"
-    browser.execute_async_script(script)  # two frames: the charts follow their new size in the first
-    assert browser.save_screenshot(str(BUILD / name))
-
-
-def texts(browser: webdriver.Chrome, selector: str) -> list[str]:
-    found: list[str] = browser.execute_script(
-        "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)", selector
-    )
-    return found
-
-
-def go(browser: webdriver.Chrome, served: Any, place: str, ready: str, eventually: Callable[..., Any]) -> None:
-    """Open a place by its URL, and wait until there is something of it."""
-    browser.get(f"http://127.0.0.1:{served.port}/#/{place}")
-    eventually(lambda: texts(browser, ready), LIMIT_S)
-
-
-def place(browser: webdriver.Chrome) -> str:
-    return str(browser.execute_script("return location.hash"))
 
 
 def test_the_fabric_shows_the_cluster_and_follows_it(
@@ -129,7 +68,7 @@ def test_every_place_at_three_sizes_in_both_themes_sticks_out_nowhere(
         "now": ".concern",
         "fabric": ".tile",
         "jobs": "[data-job] .row-link",
-        "jobs/17": ".job .curve",
+        "jobs/17": ".job .course-base[data-lanes]",
         "cache": "#shards tbody tr",
         "incidents": ".incident",
     }
@@ -176,15 +115,22 @@ def test_jobs_are_found_by_what_is_chosen_and_each_has_its_page(
     eventually(lambda: rows() == ["17"])
     assert "text=digits" in place(browser)
     browser.find_element(By.LINK_TEXT, "17").click()
-    eventually(lambda: texts(browser, ".job .c-line"))
-    curve = browser.find_element(By.CSS_SELECTOR, ".job .curve")
-    assert len(curve.find_elements(By.CSS_SELECTOR, ".c-line")) == 2
-    assert "32 repeated" in curve.text
+    eventually(lambda: lanes(browser)[:4] == ["attempts", "incidents", "loss", "lr"])
     assert "node-silent on n1" in texts(browser, ".befell a")[0]
-    browser.execute_script("document.querySelector('.job .curve').focus()")
-    browser.switch_to.active_element.send_keys(Keys.ARROW_LEFT)
-    eventually(lambda: "step 639" in texts(browser, ".job .curve-read")[0])
-    browser.back()
+    browser.execute_script("document.querySelector('.course-over').focus()")
+    course = browser.switch_to.active_element
+    course.send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    eventually(lambda: "attempts attempt 17.0.1" in texts(browser, ".course-read")[0])
+    assert "loss 0." in texts(browser, ".course-read")[0]
+    course.send_keys("+")
+    eventually(lambda: "from=" in place(browser))
+    course.send_keys(Keys.ESCAPE)
+    eventually(lambda: place(browser) == "#/jobs/17")
+    pixels = webdriver.ActionChains(browser).move_to_element_with_offset(course, -200, 0).click_and_hold()
+    pixels.move_by_offset(300, 0).release().perform()
+    eventually(lambda: "from=" in place(browser) and "to=" in place(browser))
+    for _ in range(3):
+        browser.back()
     eventually(lambda: rows() == ["17"])
 
 

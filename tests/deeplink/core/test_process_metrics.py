@@ -44,10 +44,14 @@ def test_what_several_count_is_added_up_for_as_long_as_they_live(own: process_me
 def test_reads_are_told_once_there_are_any(own: process_metrics.Vitals) -> None:
     tally = ReadTotals()
     assert own.numbers() == {}
-    tally.count(local_samples=3, source_samples=1)
+    tally.count(local_samples=3, source_samples=1, local_bytes=90, source_bytes=7)
     assert own.numbers() == {
         process_metrics.LOCAL_SAMPLES: 3.0,
         process_metrics.PEER_SAMPLES: 0.0,
+        process_metrics.LOCAL_BYTES: 90.0,
+        process_metrics.PEER_BYTES: 0.0,
+        process_metrics.HOME_BYTES: 0.0,
+        process_metrics.SOURCE_BYTES: 7.0,
         process_metrics.HOME_SAMPLES: 0.0,
         process_metrics.SOURCE_SAMPLES: 1.0,
         process_metrics.COMPARED_SAMPLES: 0.0,
@@ -92,5 +96,5 @@ def reported(metrics: dict[str, float]) -> dict[str, float]:
 def test_a_report_carries_them_and_no_more_than_an_agent_takes(own: process_metrics.Vitals) -> None:
     own.note(deeplink_x=1.0)
     assert reported({"loss": 0.5}) == {"loss": 0.5, "deeplink_x": 1.0}
-    many = {f"m{number}": 0.0 for number in range(64)}
+    many = {f"m{number}": 0.0 for number in range(96)}
     assert reported(many) == many

@@ -22,6 +22,7 @@ from deeplink.core.types import Attempt
 from deeplink.scheduler.node.rank_processes import ASKING
 from deeplink.training import progress
 from deeplink.training.progress import Destination, Reporter, _Report, measure_with
+from deeplink.training.step_split import CHECKPOINT
 from deeplink.training.timing import KEPT, StepMeter, time_ddp
 from deeplink.v1 import node_pb2
 from tests.waiting import LIMIT_S
@@ -107,7 +108,7 @@ def test_a_checkpoint_is_a_section_by_itself(heard: Heard, tmp_path: Path) -> No
     deeplink.report(step=1)
     with Checkpoints(tmp_path / "c") as checkpoints:
         with checkpoints.save(step=1) as folder:
-            assert heard.told()[-1] == (progress.CHECKPOINT, 1)
+            assert heard.told()[-1] == (CHECKPOINT, 1)
             (folder / "state").write_text("x")
         assert heard.told()[-1] == ("", 1)
         checkpoints.save_state({"a": torch.zeros(3)}, step=2)

@@ -16,7 +16,7 @@ import pytest
 
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal import incident_rows
-from deeplink.scheduler.journal import journal as journal_module
+from deeplink.scheduler.journal import points as journal_points
 from deeplink.scheduler.journal.incident_json import IncidentNews
 from deeplink.scheduler.journal.journal import (
     Journal,
@@ -285,7 +285,7 @@ def test_an_action_is_begun_once_and_ended_once(journal: Journal) -> None:
 
 
 def test_the_loss_curve_is_thinned_and_keeps_its_ends(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "KEPT_POINTS", 100)
+    monkeypatch.setattr(journal_points, "KEPT_POINTS", 100)
     for start in range(0, 1000, 50):
         journal.record_beat(beat(FIRST, *range(start, start + 50)), 60.0)
     steps = [point.step for point in journal.points(17)]

@@ -152,7 +152,7 @@ def test_a_launcher_that_has_lost_its_role_is_told_and_not_obeyed(
     "request_",
     [
         node_pb2.ReportRequest(),
-        node_pb2.ReportRequest(progress=common_pb2.Progress(metrics={str(n): 0.0 for n in range(65)})),
+        node_pb2.ReportRequest(progress=common_pb2.Progress(metrics={str(n): 0.0 for n in range(97)})),
         node_pb2.ReportRequest(progress=common_pb2.Progress(metrics={"x" * 129: 0.0})),
         node_pb2.ReportRequest(progress=common_pb2.Progress(section="x" * 129)),
     ],
