@@ -353,7 +353,7 @@ class Reader:
             came = {f"{place}_samples": before - len(outcome.missing), f"{place}_bytes": size - left}
             own.tally.count(**came)
             size = left
-            if not left:
+            if not len(outcome.missing):  # an empty sample has no bytes
                 break
         missing = outcome.missing
         failed = set(outcome.failed)

@@ -258,9 +258,11 @@ def test_a_jobs_agent_takes_what_the_standing_cache_holds_unless_its_node_has_a_
             assert {reader.index.key(row): bytes(view) for row, view in enumerate(views)} == files
             return reader.stats().local_samples - before
 
-        assert epoch() == 0
+        empty = next(row for row in range(len(reader)) if not files[reader.index.key(row)])
+        assert [bytes(view) for view in reader.batch([empty]).views()] == [b""]
+        assert (reader.stats().peer_samples, reader.stats().failures) == (1, 0)
         if has_standing:
-            assert epoch() == 0
+            assert [epoch(), epoch()] == [0, 0]
         else:
             until(lambda: epoch() == len(files))
         assert not reader.stats().source_samples
