@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import socket
@@ -12,16 +13,20 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from deeplink.core.config import Config, ConfigError
+from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import read_members
 from deeplink.core.types import NodeName
-from deeplink.rpc.tokens import read_token
+from deeplink.rpc.tokens import TokenError, read_token
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from deeplink.cache.name_hashes import NameHashes
     from deeplink.core.types import Member, ShardId
+    from deeplink.rpc.tokens import Credentials, Vouch
 
+log = logging.getLogger(__name__)
 
 _GIB = 1 << 30
 _HASHES = float(1 << 64)
@@ -43,11 +48,6 @@ def configured_members(config: Config) -> tuple[Member, ...]:
     return _parsed(config.members, "members")
 
 
-def site_members(config: Config) -> tuple[Member, ...]:
-    """Return the members of the standing cache beside which a job runs its own."""
-    return _parsed(config.site_members, "site_members")
-
-
 def _parsed(text: str, key: str) -> tuple[Member, ...]:
     try:
         return read_members(text)
@@ -63,14 +63,61 @@ def other_members(config: Config) -> tuple[Member, ...]:
 
 def members_token(config: Config, members: Sequence[Member]) -> str:
     """Return the token that calls to `members` carry; empty where there are none."""
-    if not members:
-        return ""
-    if config.token_file is None:
+    return _token_in(config.token_file) if members else ""
+
+
+def _token_in(file: Path | None) -> str:
+    if file is None:
         problem = "members are configured, and no file with their token"
         raise ConfigError(
             "configuration", "token_file", problem, "Let DEEPLINK_TOKEN_FILE name the agents' token."
         )
-    return read_token(config.token_file)
+    return read_token(file)
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Members that take the same credentials; those of a later tier are asked for what earlier ones lack."""
+
+    members: tuple[Member, ...] = ()
+    shown: Credentials = ""
+    """What they are shown; empty: they look after their nodes, but cannot be asked from here."""
+
+    @classmethod
+    def of(cls, members: tuple[Member, ...], token_file: Path | None, vouch: Vouch | None) -> Tier:
+        """Return these members, who are shown the token in a file; where that is not ours to read, who we are."""
+        try:
+            return cls(members, _token_in(token_file)) if members else cls()
+        except TokenError as problem:
+            if vouch is None or not isinstance(problem.__cause__, PermissionError):
+                raise
+            try:
+                vouch("whether MUNGE is here")
+            except DeepLinkError as missing:
+                log.info("%s", missing)
+                raise problem from problem.__cause__
+            return cls(members, vouch)
+
+    @classmethod
+    def of_site(cls, config: Config, *, listed: str, token_file: Path | None, vouch: Vouch | None) -> Tier:
+        """Return the standing cache beside which a job runs its own; a job goes on without it."""
+        members: tuple[Member, ...] = ()
+        try:
+            members = _parsed(listed, "site_members")
+            return cls.of(members, token_file, vouch)
+        except DeepLinkError as problem:
+            has_socket = config.node_socket is not None
+            (log.info if has_socket else log.warning)("the standing cache is not asked: %s", problem)
+            return cls(members) if has_socket else cls()
+
+    def without(self, names: Collection[NodeName]) -> Tier:
+        """Return the tier without the members of these names."""
+        return Tier(tuple(member for member in self.members if member.name not in names), self.shown)
+
+    @property
+    def names(self) -> frozenset[NodeName]:
+        """The names of the members."""
+        return frozenset(member.name for member in self.members)
 
 
 def weight_of(budget: int) -> int:

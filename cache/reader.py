@@ -41,12 +41,13 @@ from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.config import Config, load_config
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.store_place import slowness
-from deeplink.rpc.plain.local_socket import NO_SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from deeplink.cache.format.index import Index
+    from deeplink.cache.membership import Tier
+    from deeplink.rpc.tokens import Vouch
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ _Read = TypeVar("_Read")
 class ReadStats:
     """How reads were served by this process since it opened the reader."""
 
-    local_samples: int = 0  # from this node's store
+    local_samples: int = 0  # from this node's store, or that of its standing agent
     local_bytes: int = 0
     peer_samples: int = 0  # from other members
     peer_bytes: int = 0
@@ -150,7 +151,7 @@ class _Process:
 
     pid: int
     local: LocalReader
-    pools: tuple[MemberPool, ...]  # the standing cache's, then the job's
+    pools: tuple[tuple[str, MemberPool], ...]  # in the order in which they are asked; where theirs are counted
     healer: Healer
     fallback: Fallback
     tally: ReadTotals
@@ -182,24 +183,35 @@ os.register_at_fork(after_in_child=_renew_lock)
 class Reader:
     """A dataset's version, readable by row. Safe to use from several threads, across fork, and to pickle."""
 
-    def __init__(self, name: str, index: Index, config: Config, clock: Clock) -> None:
-        self.name, self.index, self.version = name, index, index.version
+    def __init__(self, name: str, index: Index, config: Config, clock: Clock, vouch: Vouch | None = None) -> None:
+        self.name, self.index, self.version, self._vouch = name, index, index.version, vouch
         self._config, self._clock = config, clock
         self._own: _Process | None = None
         self._is_said = False  # that the small files are faster
         self._leader = ""  # under what name this was announced, for copies in other processes
 
     @classmethod
-    def open(cls, name: str, *, version: str | None = None, config: Config | None = None) -> Self:
-        """Return a reader of a dataset, of its newest version when none, nor the beginning of one, is named."""
+    def open(
+        cls,
+        name: str,
+        *,
+        version: str | None = None,
+        config: Config | None = None,
+        vouch: Vouch | None = None,
+    ) -> Self:
+        """Return a reader of a dataset, of its newest version when none, nor the beginning of one, is named.
+
+        `vouch` proves who reads to agents whose token is not this user's to read.
+        """
         config, clock = config or load_config(), SystemClock()
         store = Store(config.store, make=False)
         keep_to_budget(store, config, clock, staying=())
-        return cls(name, IndexCopies(store, Catalog(config.catalog), clock).open(name, version), config, clock)
+        index = IndexCopies(store, Catalog(config.catalog), clock).open(name, version)
+        return cls(name, index, config, clock, vouch)
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        reopen = partial(type(self).open, version=self.version, config=self._config)
+        reopen = partial(type(self).open, version=self.version, config=self._config, vouch=self._vouch)
         return reopen, (self.name,), {"_leader": self._leader}
 
     def __len__(self) -> int:
@@ -338,17 +350,23 @@ class Reader:
     ) -> None:
         damaged = self._heal_damaged(own)
         outcome = BatchOutcome(positions)
-        for pool in own.pools:
-            if len(outcome.missing):
-                outcome.go_on(pool.fill(rows, outcome.missing, batch))
+        for place, pool in own.pools:
+            before = len(outcome.missing)
+            outcome.go_on(pool.fill(rows, outcome.missing, batch))
+            left = int(batch.lengths[outcome.missing].sum()) if len(outcome.missing) else 0
+            came = {f"{place}_samples": before - len(outcome.missing), f"{place}_bytes": size - left}
+            own.tally.count(**came)
+            size = left
+            if not len(outcome.missing):  # an empty sample has no bytes
+                break
         missing = outcome.missing
-        if len(missing):
-            size -= int(batch.lengths[missing].sum())
-        served = len(positions) - len(missing)
-        own.tally.count(peer_samples=served, peer_bytes=size, failures=len(damaged) + len(outcome.failed))
         failed = set(outcome.failed)
-        if len(missing):
-            failed |= self._fill_at_last(own, rows, outcome, batch)
+        if failed or damaged:
+            own.tally.count(failures=len(damaged) + len(failed))
+        lost = self._fill_at_last(own, rows, outcome, batch) if len(missing) else set[int]()
+        failed |= lost
+        if own.fills:  # the next epoch is to find them here
+            self._bring(own, rows, [position for position in positions.tolist() if position not in lost])
         if failed or damaged:
             shards = self.index.shard[rows]
             own.tally.count(healed=sum(1 for p in positions.tolist() if p in failed or int(shards[p]) in damaged))
@@ -360,8 +378,6 @@ class Reader:
         """
         fallen = own.fallback.fill(rows, outcome.missing, batch)
         own.tally.count(**fallen.counts, failures=len(fallen.problems))
-        if own.fills:  # the next epoch is to find them here
-            self._bring(own, rows, [p for p in outcome.missing.tolist() if p not in fallen.problems])
         if fallen.counts:
             why = "; ".join(sorted({text for texts in outcome.problems.values() for text in texts}))
             home, source = fallen.counts.get("home_samples", 0), fallen.counts.get("source_samples", 0)
@@ -371,7 +387,7 @@ class Reader:
             return set()
         lost, lengths = np.array(sorted(fallen.problems), np.int64), self.index.lengths
         left = lost
-        for pool in own.pools:
+        for _, pool in own.pools:
             left = pool.fill(rows, left, batch, last_resort=True).missing
         missing = own.local.fill_again(rows, left, batch)
         if len(missing):
@@ -410,23 +426,26 @@ class Reader:
             return own
 
     def _opened(self) -> _Process:
-        config, tally, asked = self._config, ReadTotals(), agents_asked(self._config)
+        config, tally, asked = self._config, ReadTotals(), agents_asked(self._config, self._vouch)
         # A store that cannot be made must not end a training that others can serve.
         store = Store(config.store, make=False)
         pool_of = partial(
             MemberPool, self.index, clock=self._clock, deadline_s=config.read_deadline_ms / 1000, count=tally.count
         )
-        pools, is_private = [], False
-        if asked.standing:  # first: what it holds no agent of the job brings to the same SSD once more
-            pools.append(pool_of(asked.standing, PlainTransport(asked.standing_token, self._clock)))
-        elif asked.here is not None:
-            pools.append(pool_of((asked.here,), PlainTransport(NO_SECRET, self._clock)))
-            # An agent of another user may not have it.
-            is_private = not (asked.members or _is_for_all(self.index.access))
-        if asked.members:
-            transport = PlainTransport(asked.token, self._clock)
-            pools.append(pool_of(asked.members, transport, node=asked.node))
-        fills_itself = is_private or not asked.is_tended
+        # The job's own nodes first. Of those only a shard's owners: the standing cache has it sooner than others.
+        owners = {"most": config.replicas} if asked.standing.shown else {}
+        tiers: tuple[tuple[str, Tier, dict[str, Any]], ...] = (
+            ("local", asked.here, {}),
+            ("peer", asked.members, {"node": asked.node, **owners}),
+            ("peer", asked.standing, {}),
+        )
+        pools = [
+            (place, pool_of(tier.members, PlainTransport(tier.shown, self._clock), **how))
+            for place, tier, how in tiers
+            if tier.members and tier.shown
+        ]
+        # An agent of another user may not have what not all may read.
+        fills_itself = not asked.is_tended or not (asked.has_token or _is_for_all(self.index.access))
         if fills_itself:  # no agent looks after the store
             keep_to_budget(store, config, self._clock, staying=())
         local = LocalReader(self.index, store, self._clock, always=self._config.check_every_read)
@@ -437,8 +456,10 @@ class Reader:
         fills = config.fill_on_miss and fills_itself and not slow
         rates = (self._config.source_bytes_per_s, self._config.source_requests_per_s)
         cap = SourceCap(TokenBucket(*(_RANK_SHARE * rate for rate in rates)), self._clock)
-        known, is_tended = (asked.members, asked.token), asked.is_tended
-        healer = Healer(store, *known, self._clock, node=asked.node, rates=rates, is_tended=is_tended)
+        tended = not fills_itself
+        healer = Healer(
+            store, (asked.members, asked.standing), self._clock, node=asked.node, rates=rates, is_tended=tended
+        )
         fallback = Fallback(self.index, cap)
         allowed = config.step_aside and not holds_many(self.index.source)
         comparison = RawComparison(self._clock, allowed=allowed)
@@ -461,7 +482,7 @@ class Reader:
             own.healer.close()
             own.local.close()
             own.fallback.close()
-            for pool in own.pools:
+            for _, pool in own.pools:
                 pool.close()
 
     def __enter__(self) -> Self:

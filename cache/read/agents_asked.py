@@ -6,74 +6,68 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.cache.membership import configured_members, members_token, node_name, site_members
+from deeplink.cache.membership import Tier, configured_members, node_name
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import Member
+from deeplink.rpc.plain.framing import NO_SECRET
 from deeplink.rpc.plain.local_socket import UNIX
-from deeplink.rpc.tokens import read_token
 
 if TYPE_CHECKING:
     from deeplink.core.config import Config
     from deeplink.core.types import NodeName
+    from deeplink.rpc.tokens import Vouch
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentsAsked:
-    """The agents that answer a reader, by what it shows them."""
+    """The agents that answer a reader, in the order in which they are asked: one for each node's data."""
 
     node: NodeName  # the reader's
-    members: tuple[Member, ...]  # of its job, or as configured
-    token: str  # theirs
-    standing: tuple[Member, ...]  # of the standing cache beside which the job runs its own
-    standing_token: str
-    here: Member | None  # the standing agent of this node, at its socket
+    here: Tier  # the standing agent of this node, at its socket
+    members: Tier  # of its job, on nodes that have no standing one; or as configured
+    standing: Tier  # of the standing cache beside which the job runs its own
 
     @property
     def is_tended(self) -> bool:
         """Whether an agent brings to this node what is missed."""
-        return self.here is not None or any(one.name == self.node for one in (*self.members, *self.standing))
+        return any(self.node in tier.names for tier in (self.here, self.members, self.standing) if tier.shown)
+
+    @property
+    def has_token(self) -> bool:
+        """Whether some of them serve this reader whatever the source lets it read."""
+        return any(tier.shown and isinstance(tier.shown, str) for tier in (self.members, self.standing))
 
 
-def agents_asked(config: Config) -> AgentsAsked:
+def agents_asked(config: Config, vouch: Vouch | None) -> AgentsAsked:
     """Return whom a reader with this configuration asks.
 
-    Who may not read a token does without those agents, and so does a node whose own agent is the only one. Raises
+    Who may not read a token shows who he is where MUNGE is, else does without those agents. So does a node whose
+    own agent is the only one. Raises
     TokenError or ConfigError where it is missing or wrong otherwise.
     """
-    node = node_name(config)
+    node, members = node_name(config), Tier()
     here = _node_agent(config, node)
     everyone = configured_members(config)
-    members, token = everyone, ""
     try:
-        token = members_token(config, everyone)
+        members = Tier.of(everyone, config.token_file, vouch)
     except DeepLinkError as problem:
         is_refused = isinstance(problem.__cause__, PermissionError)
-        if here is None and not is_refused and any(member.name != node for member in everyone):
+        if not here.members and not is_refused and any(member.name != node for member in everyone):
             raise
-        if here is None:
+        if not here.members:
             log.warning("the members are not asked: %s", problem)
-        members = ()
-    standing, standing_token = _standing(config, has_agent=here is not None)
-    return AgentsAsked(node, members, token, standing, standing_token, here)
+    standing = Tier.of_site(config, listed=config.site_members, token_file=config.site_token_file, vouch=vouch)
+    return AgentsAsked(node, here, members.without(standing.names), standing.without(here.names))
 
 
-def _node_agent(config: Config, node: NodeName) -> Member | None:
-    """Return the standing agent of this node, which answers every user at its socket; None where none does."""
+def _node_agent(config: Config, node: NodeName) -> Tier:
+    """Return the standing agent of this node, which answers every user at its socket, if one does."""
     path = config.node_socket
     try:
-        return Member(node, f"{UNIX}{path}") if path is not None and path.is_socket() else None
+        return (
+            Tier((Member(node, f"{UNIX}{path}"),), NO_SECRET) if path is not None and path.is_socket() else Tier()
+        )
     except OSError:
-        return None
-
-
-def _standing(config: Config, *, has_agent: bool) -> tuple[tuple[Member, ...], str]:
-    """Return the members of the standing cache and their token; a job goes on without them."""
-    file = config.site_token_file
-    try:
-        members = site_members(config)
-        return (members, read_token(file)) if members and file is not None else ((), "")
-    except DeepLinkError as problem:
-        (log.info if has_agent else log.warning)("the standing cache is not asked: %s", problem)
-        return (), ""
+        return Tier()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache import membership
 from deeplink.cache.errors import MemberSilentError, SourceChangedError, StoreError, StoreFullError
+from deeplink.cache.membership import Tier
 from deeplink.cache.pack.rebuild_shard import rebuild_shard
 from deeplink.cache.source.cap import SourceCap, TokenBucket
 from deeplink.cache.source.home import open_home
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from deeplink.cache.store.store import Store
     from deeplink.core.clock import Clock
     from deeplink.core.types import Member, NodeName, ShardId
-    from deeplink.rpc.tokens import RunTokens
+    from deeplink.rpc.tokens import Credentials, RunTokens
 
 
 _START_S = 5.0
@@ -100,15 +101,18 @@ class Fetcher:
     def __init__(
         self,
         store: Store,
-        token: str | RunTokens,
+        token: Credentials | RunTokens,
         clock: Clock,
         *,
         node: NodeName | None = None,
         cap: SourceCap | None = None,
         uses_home: bool = False,
+        standing: Tier | None = None,
     ) -> None:
+        """`standing` are asked for what no member gives."""
         self._store, self._token, self._clock, self._cap = store, token, clock, cap
         self._node, self._uses_home = node, uses_home
+        self._standing = standing if standing is not None and standing.shown else Tier()
         self._breaker = Breaker()
         self._building = threading.Lock()
         self.members: tuple[Member, ...] = ()
@@ -163,11 +167,12 @@ class Fetcher:
         return Fetched(outcome, problem="; ".join(problems) or "no member is known to hold it")
 
     def _ways(self, wanted: WantedShard, members: Sequence[Member]) -> Iterator[tuple[str, Callable[[], object]]]:
-        by_name = {member.name: member for member in members}
         skipped = self._breaker.skipped(self._clock.monotonic())
-        for name in membership.ranked(wanted.id, by_name, membership.standing(members)):
-            if name != self._node and name not in skipped:
-                yield name, partial(self._from_member, by_name[name], wanted)
+        for tier in (Tier(tuple(members), shown(self._token)), self._standing):
+            by_name = {member.name: member for member in tier.members}
+            for name in membership.ranked(wanted.id, by_name, membership.standing(tier.members)):
+                if name != self._node and name not in skipped:
+                    yield name, partial(self._from_member, by_name[name], tier.shown, wanted)
         index = wanted.index
         if index is None:
             return
@@ -176,19 +181,18 @@ class Fetcher:
         if index.source and self._cap is not None:
             yield SOURCE, partial(self._from_source, index, wanted, self._cap)
 
-    def _from_member(self, member: Member, wanted: WantedShard) -> None:
+    def _from_member(self, member: Member, credentials: Credentials, wanted: WantedShard) -> None:
         try:
-            self._store.add(wanted.id, self._chunks(member, wanted), wanted.bytes)
+            self._store.add(wanted.id, self._chunks(member, credentials, wanted), wanted.bytes)
         except MemberSilentError:
             self._breaker.failed(member.name, self._clock.monotonic())
             raise
         self._breaker.answered(member.name)
 
-    def _chunks(self, member: Member, wanted: WantedShard) -> Iterator[bytes]:
+    def _chunks(self, member: Member, credentials: Credentials, wanted: WantedShard) -> Iterator[bytes]:
         request = cache_pb2.GetRequest(id=wanted.id).SerializeToString()
         deadline_s = _START_S + wanted.bytes / _SLOWEST_BYTES_PER_S
-        token = shown(self._token)
-        for reply in call_member(member, token, self._clock, "Get", request, deadline_s=deadline_s):
+        for reply in call_member(member, credentials, self._clock, "Get", request, deadline_s=deadline_s):
             yield cache_pb2.GetReply.FromString(reply).chunk
 
     def _from_home(self, url: str, wanted: WantedShard) -> None:
@@ -218,23 +222,25 @@ class Healer:
     def __init__(
         self,
         store: Store,
-        members: Sequence[Member],
-        token: str,
+        tiers: tuple[Tier, Tier],
         clock: Clock,
         *,
         node: NodeName | None = None,
         rates: tuple[float, float] = (_SOURCE_BYTES_PER_S, _SOURCE_REQUESTS_PER_S),
         is_tended: bool = False,
     ) -> None:
-        """`rates` are the most bytes and requests per second that are asked of a source.
+        """`tiers` are the members and the standing cache; `rates` bound what is asked of a source, per second.
 
         On a node that is tended by an agent of its own, home and source are left to that where there are others.
         """
-        has_others = is_tended and any(member.name != node for member in members)
+        (members, standing), own = tiers, {node}
+        has_others = is_tended and any(tier.names - own for tier in tiers if tier.shown)
         most = min(rates[0], _SOURCE_BYTES_PER_S), min(rates[1], _SOURCE_REQUESTS_PER_S)
         cap = None if has_others else SourceCap(TokenBucket(*most), clock)
-        self._fetcher = Fetcher(store, token, clock, node=node, cap=cap, uses_home=not has_others)
-        self._fetcher.members = tuple(members)
+        self._fetcher = Fetcher(
+            store, members.shown, clock, node=node, cap=cap, uses_home=not has_others, standing=standing
+        )
+        self._fetcher.members = members.members
         self._store, self._clock = store, clock
         self._lock = threading.Lock()
         self._waiting: dict[ShardId, tuple[WantedShard, Callable[[], None], bool]] = {}

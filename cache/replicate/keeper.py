@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from deeplink.cache import membership
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import StoreError
-from deeplink.cache.membership import RendezvousOrder, configured_members, weight_of
+from deeplink.cache.membership import RendezvousOrder, Tier, configured_members, weight_of
 from deeplink.cache.pack.packing_service import PackingServicer
 from deeplink.cache.replicate.budget import StoreBudget
 from deeplink.cache.replicate.fetching import Fetcher, WantedShard
@@ -30,6 +30,7 @@ from deeplink.core.config import Config
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import read_members
 from deeplink.core.timeouts import LastAnswer
+from deeplink.rpc.tokens import RunTokens
 from deeplink.v1 import cache_pb2, node_pb2
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from deeplink.core.types import Member, NodeName, ShardId
     from deeplink.rpc.channel import PlainClients
     from deeplink.rpc.plain.local_socket import LocalListener
-    from deeplink.rpc.tokens import RunTokens
+    from deeplink.rpc.tokens import Vouch
 
 log = logging.getLogger(__name__)
 
@@ -320,6 +321,7 @@ class Keeper:
         *,
         clock: Clock,
         pace: UpkeepIntervals | None = None,
+        vouch: Vouch | None = None,
     ) -> None:
         self._node, self._store, self._token, self._clock = node, store, token, clock
         self._lock = threading.Lock()
@@ -332,7 +334,12 @@ class Keeper:
         self._cap = cap = SourceCap(bucket, clock, ending.wait)
         self._recovery = recovery = ReplicaLookup(node, token, known, cap, clock)
         self._room = StoreBudget(store, settings.store_bytes, lambda: recovery, clock)
-        self._fetcher = Fetcher(store, token, clock, node=node, cap=cap, uses_home=True)
+        # Beside a job's agents those of the site look after their own nodes.
+        site, of_job = Tier(), isinstance(token, RunTokens)
+        if of_job:
+            site = Tier.of_site(settings, listed=settings.members, token_file=settings.token_file, vouch=vouch)
+        self._standing_nodes = site.names
+        self._fetcher = Fetcher(store, token, clock, node=node, cap=cap, uses_home=True, standing=site)
         self._filler = Filler(self._fetcher, clock, bytes_per_s=settings.fill_bytes_per_s, ending=ending)
         replicas = settings.replicas
         self._filling = FillServicer(node, store, catalog, self._filler, recovery, clock, replicas, self.know)
@@ -357,7 +364,7 @@ class Keeper:
         self._serving.stat_more = self._stat_more
         self._serving.forbidden = ShardReaders(known, clock).forbidden
         self._serving.wanted_here = self._upkeep.wanted_here
-        if config is not None and config.members:
+        if config is not None and config.members and not of_job:
             self.know(configured_members(config))
 
     def _stat_more(self, reply: cache_pb2.StatReply) -> None:
@@ -369,9 +376,9 @@ class Keeper:
         """Add the Cache service to a server and return its full name."""
         return register(server, {**self._serving.calls, **self._packing.calls, **self._filling.calls})
 
-    def plain_clients(self) -> PlainClients:
+    def plain_clients(self, user_of: Callable[[str], tuple[int, str]] | None = None) -> PlainClients:
         """Return what the agent's server is to our own clients; they read without grpcio."""
-        return plain_clients(self._serving, self._token)
+        return plain_clients(self._serving, self._token, user_of=user_of)
 
     def local_listener(self, path: Path) -> LocalListener:
         """Return what answers this node's users at a Unix socket, as far as each may read."""
@@ -410,7 +417,11 @@ class Keeper:
         return True
 
     def know(self, members: tuple[Member, ...]) -> None:
-        """Take `members` for all members there are; this one need not be among them."""
+        """Take `members` for all members there are; this one need not be among them.
+
+        Those of a job leave the nodes that have a standing agent to that.
+        """
+        members = tuple(member for member in members if member.name not in self._standing_nodes)
         with self._lock:
             if members == self._upkeep.everyone:
                 return

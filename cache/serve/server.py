@@ -9,9 +9,11 @@ import logging
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from deeplink.cache.errors import FrameError, ShardCorruptError, ShardIdError, StoreError, StoreFullError
 from deeplink.cache.format import block
@@ -23,8 +25,10 @@ from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.types import ShardId
 from deeplink.rpc.channel import PlainClients, connections_allowed
 from deeplink.rpc.plain import CallRefusedError, Status
-from deeplink.rpc.plain.local_socket import NO_SECRET, LocalListener
+from deeplink.rpc.plain.framing import NO_SECRET
+from deeplink.rpc.plain.local_socket import LocalListener
 from deeplink.rpc.plain.serving import PlainServer, PlainTerms, ServerLimits
+from deeplink.rpc.plain_methods import PlainContext, WholeReply
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -165,8 +169,19 @@ class CacheServicer:
             raise CallRefusedError(Status.INVALID, str(problem)) from problem
         yield from self._sent(request)
 
-    def read_for_user(self, message: bytes, user: int) -> Iterator[_Sent]:
-        """Answer a batch of extents as far as this user of the node may read them."""
+    def get_for_user(self, message: bytes, user: int) -> Iterator[WholeReply]:
+        """Send a whole shard that this user may read."""
+        try:
+            request = cache_pb2.GetRequest.FromString(message)
+        except DecodeError as problem:
+            raise CallRefusedError(Status.INVALID, str(problem)) from problem
+        if self.forbidden([ShardId(request.id)], user):
+            raise CallRefusedError(Status.PERMISSION_DENIED, "the source does not let this user read that shard")
+        for reply in self.get(request, cast("grpc.ServicerContext", PlainContext(lambda: True))):
+            yield WholeReply.of(reply.SerializeToString())
+
+    def read_for_user(self, message: bytes, user: int, *, is_here: bool = False) -> Iterator[_Sent]:
+        """Answer a batch of extents as far as this user may read them, who is on this node or not."""
         try:
             request = frames.decode_request(message)
         except FrameError as problem:
@@ -176,7 +191,7 @@ class CacheServicer:
         for shard in request.doubted:
             if shard not in forbidden:
                 self._doubt(shard)
-        for shard in named - forbidden:
+        for shard in (named - forbidden) if is_here else ():
             if block.is_shard_id(shard) and not self._store.has(shard):
                 self.wanted_here(shard)
         yield from self._sent(request, forbidden)
@@ -244,15 +259,21 @@ class CacheServicer:
 
 
 def plain_clients(
-    servicer: CacheServicer, token: str | RunTokens, limits: ServerLimits | None = None
+    servicer: CacheServicer,
+    token: str | RunTokens,
+    limits: ServerLimits | None = None,
+    user_of: Callable[[str], tuple[int, str]] | None = None,
 ) -> PlainClients:
     """Return what a server is to our own clients, who read without grpcio (docs/decisions/0036-frames.md)."""
+    get = f"/{frames.SERVICE}/Get"
     return PlainClients(
         node=servicer.node,
         token=token,
         methods={frames.READ_METHOD: servicer.read_message},
         limits=limits or own_limits(),
         on_refused=metrics.CACHE_REFUSED_CALLS.inc,
+        user_methods={frames.READ_METHOD: servicer.read_for_user, get: servicer.get_for_user},
+        user_of=user_of,
     )
 
 
@@ -266,7 +287,7 @@ def local_listener(path: Path, servicer: CacheServicer) -> LocalListener:
         find_token=lambda _name: NO_SECRET,
         is_valid=lambda _token: True,
         methods={},
-        user_methods={frames.READ_METHOD: servicer.read_for_user},
+        user_methods={frames.READ_METHOD: partial(servicer.read_for_user, is_here=True)},
     )
     server = PlainServer(terms, SystemClock(), limits=limits, on_refused=metrics.CACHE_REFUSED_CALLS.inc)
     return LocalListener(path, server)

@@ -208,7 +208,7 @@ class Asking:
     def take(self, positions: np.ndarray, answer: BatchReply) -> np.ndarray:
         """Note the samples that came whole; return the positions of those that are not what was packed."""
         is_right = answer.checksums == self._index.checksums[_at(self.rows, positions)]
-        if is_right.all() and not answer.status.any():
+        if answer.is_ok and is_right.all():
             came, wrong = positions, positions[:0]
         else:
             is_ok = answer.status == cache_pb2.READ_STATUS_OK
@@ -262,10 +262,11 @@ class MemberPool:
         *,
         deadline_s: float,
         node: NodeName | None = None,
+        most: int = membership.CANDIDATES,
         count: Callable[..., None] = lambda **_counts: None,
     ) -> None:
-        """`count` is called with fields of `ReadStats`: requests, second_requests, overtaken, busy."""
-        self._count = count
+        """So many members at `most`, and `node`, are asked for a shard; `count` takes fields of `ReadStats`."""
+        self._count, self._most = count, most
         self._index, self._transport, self._clock, self._deadline_s = index, transport, clock, deadline_s
         self._members = {member.name: member for member in members}
         self._order, self._node = membership.RendezvousOrder(self._members, membership.standing(members)), node
@@ -304,7 +305,7 @@ class MemberPool:
         """Return the members to be asked for a shard, in order; the busy ones last."""
         ranked = self._ranked.get(shard)
         if ranked is None:
-            everyone = self._order.first(self._index.shards[shard].id, membership.CANDIDATES)
+            everyone = self._order.first(self._index.shards[shard].id, self._most)
             # This node's own agent is last: the sample was not here a moment ago, and it is to bring its shard.
             own = (self._node,) if self._node in self._members else ()
             ranked = self._ranked[shard] = (*(name for name in everyone if name != self._node), *own)
@@ -439,7 +440,7 @@ class MemberPool:
             log.error("member %s sent other bytes for %r than were packed", call.name, key)
             work.outcome.fail(wrong, f"member {call.name}: the bytes have changed")
             work.doubted.update((call.name, shard) for shard in work.shards_of(wrong))
-        if answer.status.any():
+        if not answer.is_ok:
             for code in sorted(set(answer.status.tolist()) - {cache_pb2.READ_STATUS_OK}):
                 self._refused(work, call.name, call.positions[answer.status == code], code)
 

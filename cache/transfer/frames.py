@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from deeplink.core.clock import Clock
     from deeplink.core.types import Member
     from deeplink.rpc.plain import Incoming
+    from deeplink.rpc.tokens import Credentials
 
 SERVICE = "deeplink.v1.Cache"
 READ_METHOD = f"/{SERVICE}/Read"
@@ -48,7 +49,7 @@ MOST_SHARDS = 4096
 MOST_EXTENT_BYTES = block.SPAN
 _MOST_IDLE = 8
 _AT_ONCE = 512 << 10
-"""Bytes received before their checksums are taken, which costs no time while the next come."""
+"""About so many bytes are received before their checksums are taken, which costs no time while the next come."""
 _SLOWEST_BYTES_PER_S = 16 << 20
 """A member that sends slower than this, over the whole of a batch, counts as silent."""
 
@@ -89,6 +90,7 @@ class BatchReply:
 
     status: np.ndarray  # a ReadStatus each, uint32
     checksums: np.ndarray  # xxh3-64 of the bytes that came of each, uint64
+    is_ok: bool = False  # whether all are known to be READ_STATUS_OK
 
     @classmethod
     def joined(cls, answers: Sequence[BatchReply]) -> BatchReply:
@@ -170,11 +172,11 @@ def _raise(member: Member, problem: PlainCallError) -> NoReturn:
 
 
 def call_member(
-    member: Member, token: str, clock: Clock, method: str, request: bytes, *, deadline_s: float
+    member: Member, shown: Credentials, clock: Clock, method: str, request: bytes, *, deadline_s: float
 ) -> Iterator[bytes]:
     """Yield the replies to one call of the Cache service, over a connection of its own."""
     try:
-        with PlainConnection(member.address, token, clock) as connection:
+        with PlainConnection(member.address, shown, clock) as connection:
             connection.send(f"/{SERVICE}/{method}", request, clock.monotonic() + deadline_s)
             yield from connection.replies()
     except PlainCallError as problem:
@@ -184,8 +186,8 @@ def call_member(
 class IdleConnections:
     """Connections to members that no call uses now, by address. Safe to use from several threads."""
 
-    def __init__(self, token: str, clock: Clock) -> None:
-        self._token, self._clock = token, clock
+    def __init__(self, shown: Credentials, clock: Clock) -> None:
+        self._shown, self._clock = shown, clock
         self._lock = threading.Lock()
         self._idle: dict[str, list[PlainConnection]] = {}
 
@@ -197,7 +199,7 @@ class IdleConnections:
                 return idle.pop()
         # A Unix socket leads to this node, whatever its agent is called.
         node = "" if member.address.startswith(UNIX) else member.name
-        return PlainConnection(member.address, self._token, self._clock, node=node)
+        return PlainConnection(member.address, self._shown, self._clock, node=node)
 
     def keep(self, connection: PlainConnection) -> None:
         """Take a connection back after a call that went well."""
@@ -236,24 +238,16 @@ class _Landing:
     def receive(self, message: Incoming) -> np.ndarray:
         """Fill the memory from a message; return each extent's checksum, taken while what follows is received."""
         views, checksums = self._views or [], list[int]()
-        for first, last, start, stop in self._runs(len(views)):
-            some, ends = views[first:last], stop == self._size
-            if stop > start:
-                at = self._first + start  # in the arena they are one piece, as a rule
-                whole = [self._places.arena[at : at + stop - start]] if self._is_one else some
-                message.read_into(whole, ends=ends)
+        starts, end = self._places.starts, self._first + self._size
+        step = max(1, len(views) * _AT_ONCE // max(self._size, 1))  # samples of a batch are about alike
+        for first in range(0, len(views), step):
+            some, ends = views[first : first + step], first + step >= len(views)
+            whole = some
+            if self._is_one:  # in the arena they are one piece, as a rule
+                whole = [self._places.arena[int(starts[first]) : end if ends else int(starts[first + step])]]
+            message.read_into(whole, ends=ends)
             checksums += map(block.checksum, some)
         return np.array(checksums, np.uint64)
-
-    def _runs(self, count: int) -> list[tuple[int, int, int, int]]:
-        """Return what is received at once: from which extent to which, and from which byte to which."""
-        if self._size <= _AT_ONCE:
-            return [(0, count, 0, self._size)]
-        ends = np.cumsum(self._lengths)
-        marks = np.searchsorted(ends, np.arange(_AT_ONCE, self._size, _AT_ONCE)) + 1
-        stops = sorted({*marks.tolist(), count})
-        sums = [0, *ends[np.array(stops) - 1].tolist()]
-        return list(zip([0, *stops], stops, sums, sums[1:], strict=False))
 
 
 class Pending(Protocol):
@@ -293,8 +287,8 @@ class PlainTransport(Transport):
     A batch has a connection to itself while it is on its way; idle ones are kept and used again.
     """
 
-    def __init__(self, token: str, clock: Clock) -> None:
-        self.idle, self._clock = IdleConnections(token, clock), clock
+    def __init__(self, shown: Credentials, clock: Clock) -> None:
+        self.idle, self._clock = IdleConnections(shown, clock), clock
 
     @override
     def start(self, member: Member, request: ExtentsRequest, deadline_s: float, places: Places) -> Pending:
@@ -459,7 +453,7 @@ class _PlainPending(Pending):
             raise FrameError(f"more items than the {len(self._lengths)} asked for")
         if count == len(self._lengths) and not (status.any() or (items["length"] != wanted).any()):
             # The usual answer: all of them, READ_STATUS_OK, in one message.
-            return BatchReply(status, self._landing.receive(message))
+            return BatchReply(status, self._landing.receive(message), is_ok=True)
         is_ok = status == cache_pb2.READ_STATUS_OK
         if (items["length"] != np.where(is_ok, wanted, 0)).any():
             raise FrameError("an item that is not as long as it was asked for")

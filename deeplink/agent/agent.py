@@ -37,6 +37,7 @@ from deeplink.rpc.tokens import accepted
 from deeplink.scheduler.node import servicer as node_service
 from deeplink.scheduler.node.rank_slots import RankSlots
 from deeplink.scheduler.node.stacks import Stacks
+from deeplink.scheduler.slurm import munge
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.v1 import common_pb2, keep_pb2, node_pb2
 
@@ -133,7 +134,9 @@ class Agent:
         )
         """What the store holds, as seen last, and what was served so far; a disk that hangs blocks no caller."""
         store = self._store = Store(settings.store)
-        self._keeper = Keeper(settings.node, store, settings.token, settings.config, clock=self._clock)
+        self._keeper = Keeper(
+            settings.node, store, settings.token, settings.config, clock=self._clock, vouch=munge.vouch
+        )
         self.verified = self._keeper.verified
         self._health = NodeHealth(
             settings.config, settings.node, settings.store, self._clock, of_job=settings.of_job
@@ -151,7 +154,7 @@ class Agent:
             self._register,
             workers=MOST_READS + MOST_CALLS + WORKERS,
             farewell=farewell_of(self.settings.token),
-            plain=self._keeper.plain_clients(),
+            plain=self._keeper.plain_clients(None if self.settings.of_job else _user_of(munge.MungeSocket())),
         )
         try:
             if self.settings.metrics_bind:
@@ -300,6 +303,14 @@ def farewell_of(token: str | RunTokens) -> Farewell:
             checkpoint_replicas.HOLD: lambda: keep_pb2.HoldReply(newest=newest()).SerializeToString(),
         },
     )
+
+
+def _user_of(place: munge.MungeSocket) -> Callable[[str], tuple[int, str]]:
+    def user_of(credential: str) -> tuple[int, str]:
+        found = munge.decoded(credential, place.path())
+        return found.uid, found.statement
+
+    return user_of
 
 
 def _reached_at(host: str, port: int) -> tuple[str, str]:

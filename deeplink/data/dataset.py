@@ -23,6 +23,7 @@ from deeplink.data.order import Blocks, Residency
 from deeplink.data.sampler import SampledBatch, sample_seed
 from deeplink.data.shared_batches import PackedBatch, Packing, ring_for
 from deeplink.data.subsets import digest_of, picked, split_at_random
+from deeplink.scheduler.slurm.munge import vouch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,7 +53,7 @@ class MapDatasetBase(torch_data.Dataset[Any]):
 
     def __init__(self, name: str, root: str, version: str | None, config: Config | None) -> None:
         self._config = config or load_config()
-        self._reader = Reader.open(name, version=version, config=self._config)
+        self._reader = Reader.open(name, version=version, config=self._config, vouch=vouch)
         self.name, self.root, self.version = name, root.strip("/"), self._reader.version
         self.seeded = False
         self._picked: np.ndarray | None = None  # positions in the whole dataset; None: this is the whole

@@ -14,6 +14,7 @@ from deeplink.cache.errors import DatasetMissingError, KeyMissingError
 from deeplink.cache.reader import Reader
 from deeplink.core.config import Config, load_config
 from deeplink.core.errors import DeepLinkError
+from deeplink.scheduler.slurm.munge import vouch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -188,7 +189,7 @@ class NotReadError(DeepLinkError, OSError):
 @lru_cache(_MOST_OPEN)
 def _opened(name: str, version: Version, config: Config) -> Reader:
     # A reader may be used by all threads, and by forked children; what was verified once stays so.
-    return Reader.open(name, version=version, config=config)
+    return Reader.open(name, version=version, config=config, vouch=vouch)
 
 
 def forget_open_datasets() -> None:

@@ -28,6 +28,7 @@ from deeplink.core.types import Version
 from deeplink.fs.files import LongSample
 from deeplink.fs.library import DatasetPath, DatasetTree, PathEntry, TreeEntry
 from deeplink.paths.roots import MOST_TEXT, ROOTS_VARIABLE, PackedRoot, environment
+from deeplink.scheduler.slurm.munge import vouch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -218,7 +219,9 @@ class PackedFolder:
         if not self._open and not self._off:
             config = self._config or load_config()
             try:
-                reader = Reader.open(self.root.name, version=Version(self.root.version), config=config)
+                reader = Reader.open(
+                    self.root.name, version=Version(self.root.version), config=config, vouch=vouch
+                )
                 record = Catalog(config.catalog).record(self.root.name, reader.version)
             except Exception:
                 self._off = True  # each path below it would wait for the same error

@@ -38,7 +38,7 @@ from deeplink.v1 import common_pb2
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from deeplink.rpc.plain.serving import Method
+    from deeplink.rpc.plain.serving import Method, UserMethod
     from deeplink.rpc.tokens import RunTokens
 
 MAX_MESSAGE = 64 << 20  # bytes; one batch of samples, with room; gRPC's own default is 4 MiB
@@ -181,6 +181,8 @@ class PlainClients:
     methods: Mapping[str, Method] = field(default_factory=dict)  # those that never wait; others are gRPC's own
     limits: ServerLimits = field(default_factory=ServerLimits)
     on_refused: Callable[[], None] = lambda: None
+    user_methods: Mapping[str, UserMethod] = field(default_factory=dict)  # for users who show no token
+    user_of: Callable[[str], tuple[int, str]] | None = None  # as `PlainTerms` has it
 
 
 class BoundServer(NamedTuple):
@@ -249,6 +251,8 @@ def _plain_server(plain: PlainClients, recorded: RecordedServices, farewell: Far
         is_valid=only(is_valid) if isinstance(is_valid, str) else is_valid,
         methods=plain.methods,
         waiting_methods=recorded.plain_methods(),
+        user_methods=plain.user_methods,
+        user_of=plain.user_of,
         farewell=replied,
     )
     return PlainServer(terms, SystemClock(), limits=plain.limits, on_refused=plain.on_refused)

@@ -16,7 +16,7 @@ import secrets
 import stat
 import threading
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import Attempt, AttemptFormatError
@@ -24,6 +24,14 @@ from deeplink.core.types import Attempt, AttemptFormatError
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from typing import TypeAlias
+
+    Vouch: TypeAlias = Callable[[str], str]
+    """Returns a credential of MUNGE's, proof of who says a statement. It may wait, and raise a DeepLinkError."""
+    Credentials: TypeAlias = str | Vouch
+    """What an agent is shown: its token, or who calls."""
+
+_Shown = TypeVar("_Shown")
 
 log = logging.getLogger(__name__)
 
@@ -204,9 +212,9 @@ class RunTokens:
             log.warning("the token of attempt %s cannot be left for ranks: %s", attempt, problem)
 
 
-def shown(token: str | RunTokens) -> str:
+def shown(token: _Shown | RunTokens) -> _Shown | str:
     """Return what a call carries now."""
-    return token if isinstance(token, str) else token.current()
+    return token.current() if isinstance(token, RunTokens) else token
 
 
 def accepted(token: str | RunTokens) -> str | Callable[[str], bool]:

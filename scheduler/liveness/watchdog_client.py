@@ -5,10 +5,6 @@ A MUNGE credential is exchanged for a token that names its user, and a job or a 
 
 from __future__ import annotations
 
-import contextlib
-import re
-import threading
-from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -17,12 +13,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from deeplink.core.clock import SystemClock
-from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.channel import attempt_to_wire, dialled, open_channel
 from deeplink.rpc.resolving import UnresolvedError, addresses, split_address
 from deeplink.rpc.tokens import read_token
-from deeplink.scheduler.slurm import command
-from deeplink.scheduler.slurm.settings import parse_settings
+from deeplink.scheduler.slurm.munge import MungeSocket, encoded
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 
 if TYPE_CHECKING:
@@ -31,7 +25,6 @@ if TYPE_CHECKING:
 
     from deeplink.core.types import Attempt
 
-MUNGE_S = 2.0  # bound on `munge` and `unmunge`: each asks the host's own munged over a socket
 PROVE_S = 3.0  # bound on each call of a proof; with MUNGE's own all of it ends before a launcher counts as hanging
 ANSWER_S = 1.0  # how long it may take to answer, for who only wants to know
 BINDINGS = "deeplink.bindings"
@@ -40,29 +33,6 @@ _REFUSED = (
     "it refuses our token, which is not of this watchdog or has ended: `deeplink watch --mint USER` makes one for "
     "watch_token_file"
 )
-_UID = re.compile(r"^UID:\s+(?:\S+ \()?(\d+)\)?\s*$", re.MULTILINE)
-_HOST = re.compile(r"^ENCODE_HOST:\s+(\S+)(?: \((\S+)\))?\s*$", re.MULTILINE)
-
-
-class CredentialError(DeepLinkError):
-    """MUNGE refused to make or to decode a credential."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(
-            f"MUNGE: {problem}",
-            remedy="Is munged running here, with the cluster's key? `munge -n | unmunge` tries it. "
-            "Without MUNGE: `deeplink watch --mint USER` makes a token for DEEPLINK_WATCH_TOKEN_FILE.",
-        )
-        self.problem = problem
-
-
-@dataclass(frozen=True, slots=True)
-class Credential:
-    """The facts that MUNGE vouches for."""
-
-    uid: int  # of the process that made it
-    hosts: tuple[str, ...]  # names and addresses of the host that it was made on, as far as MUNGE tells
-    statement: str  # what it said
 
 
 def job_statement(attempt: Attempt, nonce: str) -> str:
@@ -73,62 +43,6 @@ def job_statement(attempt: Attempt, nonce: str) -> str:
 def node_statement(node: str, nonce: str) -> str:
     """Return what a standing agent has MUNGE vouch for."""
     return f"deeplink watch node {quote(node, safe='')} {nonce}"
-
-
-@dataclass(slots=True)
-class MungeSocket:
-    """The place of the munged that Slurm uses here: asked of Slurm until it answers. Thread-safe."""
-
-    run: command.Runner = command.run
-    _path: str | None = None
-    _asked: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def path(self) -> str:
-        """Return its path; empty for MUNGE's own place, which is taken too while Slurm does not tell."""
-        # It takes as long as one question: callers that come meanwhile share its answer.
-        before = self._asked
-        if self._path is None:
-            with self._lock:
-                if self._asked == before:
-                    self._ask()
-        return self._path or ""
-
-    def _ask(self) -> None:
-        with contextlib.suppress(DeepLinkError):
-            said = self.run(["scontrol", "show", "config"], timeout_s=MUNGE_S)
-            self._path = parse_settings(said).item("AuthInfo", "socket") or ""
-        self._asked += 1
-
-    @property
-    def is_known(self) -> bool:
-        """Whether Slurm told the place."""
-        return self._path is not None
-
-
-def encoded(statement: str, socket: str = "") -> str:
-    """Return a MUNGE credential of this process's user."""
-    return _asked(["munge", *_at(socket)], statement).strip()
-
-
-def decoded(credential: str, socket: str = "") -> Credential:
-    """Return what a MUNGE credential says; each can be decoded once (munged(8), replays)."""
-    head, _, statement = _asked(["unmunge", "--keys=UID,ENCODE_HOST", *_at(socket)], credential).partition("\n\n")
-    uid, host = _UID.search(head), _HOST.search(head)
-    if uid is None:
-        raise CredentialError(f"unmunge names no user: {head[:200]!r}")
-    return Credential(int(uid[1]), tuple(filter(None, host.groups())) if host else (), statement)
-
-
-def _at(socket: str) -> list[str]:
-    return [f"--socket={socket}"] if socket else []
-
-
-def _asked(argv: list[str], text: str) -> str:
-    done = command.finish(argv, timeout_s=MUNGE_S, stdin=text)
-    if done.code:
-        raise CredentialError(done.stderr.strip() or f"{argv[0]} exited {done.code}")
-    return done.stdout
 
 
 class WatchdogClient:

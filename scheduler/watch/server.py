@@ -25,14 +25,7 @@ from deeplink.rpc.channel import attempt_from_wire, bound_server
 from deeplink.rpc.tokens import TOKEN_HEADER
 from deeplink.scheduler.journal.journal import JournalError
 from deeplink.scheduler.liveness.heartbeats import beat_from_wire, finding_from_wire, node_from_wire
-from deeplink.scheduler.liveness.watchdog_client import (
-    Credential,
-    CredentialError,
-    MungeSocket,
-    decoded,
-    job_statement,
-    node_statement,
-)
+from deeplink.scheduler.liveness.watchdog_client import job_statement, node_statement
 from deeplink.scheduler.recovery.evidence import SLURMD
 from deeplink.scheduler.recovery.incident_merging import LONGEST_EVIDENCE
 from deeplink.scheduler.recovery.records import (
@@ -43,6 +36,7 @@ from deeplink.scheduler.recovery.records import (
     incident_id,
 )
 from deeplink.scheduler.slurm.client import JobVanishedError
+from deeplink.scheduler.slurm.munge import Credential, CredentialError, MungeSocket, decoded
 from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deeplink.cache.membership import Tier
 from deeplink.cache.pack.packing_service import PackingServicer
 from deeplink.cache.serve.server import CacheServicer, plain_clients, register
 from deeplink.cache.store.store import Store
@@ -75,6 +76,11 @@ class Agents:
         if not path.exists():
             tokens.write_token(path, self.token)
         return path
+
+    @property
+    def tier(self) -> Tier:
+        """All that run, and their token."""
+        return Tier(self.members, self.token)
 
     def start(self, name: str, *, port: int = 0) -> Member:
         """Start one member; it serves when this returns."""

@@ -52,12 +52,15 @@ class Keepers:
         """All that run."""
         return tuple(kept.member for kept in self.running.values())
 
-    def start(self, name: str, **settings: object) -> Kept:
-        """Start one; the others do not know of it yet."""
+    def start(self, name: str, *, token: str | tokens.RunTokens = "", **settings: object) -> Kept:
+        """Start one, of a job's if it takes tokens of a run; the others do not know of it yet."""
+        token = token or self.token
         store = Store(self.root / name)
         config = self.config(**{"node": name, "state": self.root / "state", **settings})
-        keeper = Keeper(NodeName(name), store, self.token, config, clock=SystemClock(), pace=self.pace)
-        server = channel.bound_server("127.0.0.1:0", self.token, keeper.register, plain=keeper.plain_clients())
+        keeper = Keeper(NodeName(name), store, token, config, clock=SystemClock(), pace=self.pace)
+        server = channel.bound_server(
+            "127.0.0.1:0", tokens.accepted(token), keeper.register, plain=keeper.plain_clients()
+        )
         server.server.start()
         keeper.start()
         kept = Kept(Member(NodeName(name), f"127.0.0.1:{server.port}"), store, keeper, server)

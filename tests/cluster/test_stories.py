@@ -111,9 +111,25 @@ def test_without_a_home_plain_python_fills_the_store_of_its_node(cluster: Sandbo
 
 
 def test_a_job_reads_what_the_sites_standing_agents_hold(cluster: Sandbox) -> None:
-    found = epochs_of(cluster, "standing_cache")
-    assert not sources_of(found)
-    assert not [path for node in ("n0", "n1") for path in (cluster.ssd(node) / "deeplink").glob("*.mdb")]
+    output = played(cluster, "standing_cache")
+    jobs = {
+        job: told_epochs(said)
+        for job, said in re.findall(
+            r"^((?:job|plain) on \S+)\n((?:(?!(?:job|plain) on).*\n)*)", output, re.MULTILINE
+        )
+    }
+    assert set(jobs) == {"job on n0,n1", "job on n1,n2", "job on n3", "plain on n0", "plain on n3"}, output
+    for job, found in jobs.items():
+        assert not sources_of(found), output
+        for node in job.split()[-1].split(","):
+            first, *_, last = (said[0] for (who, _), said in sorted(found.items()) if who == f"{node} task 0")
+            # What a standing agent of the node has is there from the start; else it is brought while epoch 1 runs.
+            assert (first[1] > 0) is (node in {"n2", "n3"}), (job, output)
+            assert last == (FILES, 0, 0, 0), (job, output)
+    # No SSD has a shard twice.
+    for node in ("n0", "n1", "n2", "n3"):
+        own = list((cluster.ssd(node) / "deeplink").glob("*.mdb"))
+        assert bool(own) is (node in {"n2", "n3"}), node
 
 
 @pytest.mark.parametrize("story", ["wiped_ssd", "never_seen"])
@@ -168,12 +184,19 @@ def test_another_user_reads_what_the_source_lets_him_and_no_more(cluster: Sandbo
     found = told_epochs(output)
     assert not sources_of(found), output
     # The agent brings what its node lacks while the first epochs run.
-    assert found["n1 task 0", 6] == [(0, FILES, 0, 0)], output
-    # Where there is no agent the reader does that itself, for its own store.
+    assert found["n1 task 0", 6] == [(FILES, 0, 0, 0)], output
+    # Where there is no agent those of other nodes serve whom MUNGE names, and the reader fills its own store.
+    assert found["n3 task 0", 1][0][1] > 0, output
+    assert not any(home for (who, _), said in found.items() if who == "n3 task 0" for _, _, home, _ in said), (
+        output
+    )
     assert found["n3 task 0", 6] == [(FILES, 0, 0, 0)], output
-    assert "the members are not asked" in output
-    assert "do not let this user read it" in output
-    assert re.search(r"^refused: SampleForbiddenError .*Permission denied", output, re.MULTILINE), output
+    assert "are not asked" not in output
+    assert output.count("do not let this user read it") >= 2
+    refused = re.findall(r"^refused: SampleForbiddenError .*Permission denied", output, re.MULTILINE)
+    assert len(refused) == 2, output
+    # In a job of the second user the standing agent looks after n1, and his own after n3.
+    assert found["n1 task 0", 4] == found["n3 task 0", 4] == [(FILES, 0, 0, 0)] * 2, output
     assert not list(cluster.ssd("n1").glob(f"store-{other.pw_name}/*.mdb"))
 
 

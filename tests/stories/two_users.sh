@@ -44,7 +44,7 @@ done
 as "$first" "$site" deeplink pack digits digits
 as "$first" "$site" deeplink pack secret secret
 as "$second" "$site/other" srun -N1 -w n1 --overlap python "$site/epochs.py" digits 6
-# No agent runs on n3, and the token of the others is not the second user's to read.
+# No agent runs on n3, and the token of the others is not the second user's to read: MUNGE tells them who he is.
 as "$second" "$site/other" srun -N1 -w n3 --overlap python "$site/epochs.py" digits 6
 cat >other/secret.py <<'SECRET'
 import deeplink
@@ -55,4 +55,8 @@ except PermissionError as refused:
     print("refused:", type(refused).__name__, refused)
 SECRET
 as "$second" "$site/other" srun -N1 -w n1 --overlap python secret.py
+as "$second" "$site/other" srun -N1 -w n3 --overlap python secret.py
 as "$first" "$site" srun -N1 -w n1 --overlap python "$site/epochs.py" secret 1
+as "$second" "$site/other" srun -N1 -w n3 --overlap rm -r "/local/ssd/store-$second"
+# The second user's job has agents of his own: on n1 the standing one looks after the data, on n3 his.
+as "$second" "$site/other" salloc -N2 -w n1,n3 deeplink run --nproc-per-node 1 -- python "$site/epochs.py" digits 4

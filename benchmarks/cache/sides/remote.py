@@ -62,6 +62,7 @@ class Ours(Remote):
                 state=packed / "state",
                 members=f"n0={host}:{port}",
                 node="reader",
+                fill_on_miss=False,
                 token_file=packed / "token",
             ),
         )

@@ -14,6 +14,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.plain import framing
 from deeplink.rpc.plain.framing import (
     HEAD,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from deeplink.core.clock import Clock
     from deeplink.rpc.plain.framing import Head
+    from deeplink.rpc.tokens import Credentials
 
 _SAME_RELEASE = "Is it an agent of the same release of DeepLink?"
 _BUFFER = 1 << 14
@@ -271,17 +273,17 @@ class PlainConnection:
     """A connection to one agent, for one call at a time. Not thread-safe. Close it when done, and after an error.
 
     Connecting begins at once and does not wait; the first call does, until its deadline. The token does not
-    travel: both ends prove that they know it.
+    travel: both ends prove that they know it. Proof of the user is waited for when the agent asks for it.
 
     Attributes:
         address: of the agent.
         is_used: whether a call has succeeded on it; if the next fails, the agent may just have closed it since.
     """
 
-    def __init__(self, address: str, token: str, clock: Clock, *, node: str = "") -> None:
+    def __init__(self, address: str, shown: Credentials, clock: Clock, *, node: str = "") -> None:
         """`node` is the name that the agent must prove to have; empty for any."""
-        self.address, self._token, self._node = address, token, node
-        self._hello = framing.hello(secrets.token_bytes(framing.NONCE_BYTES), token)
+        self.address, self._shown, self._node = address, shown, node
+        self._hello = framing.hello(secrets.token_bytes(framing.NONCE_BYTES), shown)
         self._is_greeted = self._is_proven = self.is_used = False
         self._unsent = b""
         try:
@@ -373,9 +375,11 @@ class PlainConnection:
         if found.kind == FrameKind.END:
             self._ended(found, payload)
         try:
-            proof, node = framing.answered(self._token, self._hello, payload)
+            proof, node = framing.answered(self._shown, self._hello, payload)
         except PermissionError as problem:
             raise PlainRefusedError(self.address) from problem
+        except DeepLinkError as problem:
+            raise PlainCallError(self.address, str(problem), problem.remedy) from problem
         except ValueError as problem:
             self.refuse(str(problem))
         if self._node not in {"", node}:

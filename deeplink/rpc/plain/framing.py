@@ -1,7 +1,9 @@
 """Frames between our own clients and agents: the mutual proof of the token, then calls with answers. Pure.
 
 A client says a hello, an agent a challenge with its proof that it knows the token, the client its own proof; the
-token never travels. Then one call at a time: a CALL is answered by PARTs and one END. Numbers are little endian.
+token never travels. Who has none says so in the hello, and in place of the proof shows a credential that says it:
+MUNGE tells whose it is. Then one call at a time: a CALL is answered by PARTs and one END. Numbers are little
+endian.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from deeplink.rpc.tokens import name_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from deeplink.rpc.tokens import Credentials
+
 MAGIC = b"\xd1DEEPLNK"
 """How a client begins; one of HTTP/2 begins with another byte."""
 VERSION, _VERSION_AT = 2, len(MAGIC)
@@ -27,12 +31,15 @@ HELLO = struct.Struct("<8sHxx32s48s")
 HEAD = struct.Struct("<BBHII")
 """Kind, status, length of the method's name, length of what follows that, value."""
 NONCE_BYTES = PROOF_BYTES = 32
+NO_SECRET = "local"  # noqa: S105 - it is none
+"""The token, in name alone, of who has none: the kernel says who calls, or MUNGE."""
 LARGEST_REQUEST = 60_000
 """Bytes of a request."""
 LARGEST_PART = 64 << 20
 """Bytes of one part of an answer; of texts and challenges `LONGEST_TEXT`."""
 LONGEST_TEXT = 2048
 _LONGEST_METHOD = 128
+_LONGEST_CREDENTIAL = 4096
 _MOST_WAITING = 32
 _LONGEST_RETRY_S = 60.0
 
@@ -45,6 +52,7 @@ class FrameKind(IntEnum):
     CALL = 3  # client: method's name, request
     PART = 4  # agent: one message of an answer; another frame follows
     END = 5  # agent: the answer's end, with a text that says why; the value is when to ask again, milliseconds
+    CREDENTIAL = 6  # client: a credential that says what would be its proof, in place of that
 
 
 class Status(IntEnum):
@@ -146,9 +154,10 @@ class Head(NamedTuple):
     value: int
 
 
-def hello(nonce: bytes, token: str) -> bytes:
+def hello(nonce: bytes, shown: Credentials) -> bytes:
     """Return what a client says first; `nonce` has `NONCE_BYTES` that nobody can foresee."""
-    return HELLO.pack(MAGIC, VERSION, nonce, name_of(token).encode())
+    name = name_of(shown) if isinstance(shown, str) else NO_SECRET
+    return HELLO.pack(MAGIC, VERSION, nonce, name.encode())
 
 
 def proof(token: str, side: bytes, said: bytes, nonce: bytes, node: bytes) -> bytes:
@@ -166,7 +175,7 @@ def challenge(token: str, said: bytes, nonce: bytes, node: str) -> bytes:
     return HEAD.pack(FrameKind.CHALLENGE, 0, 0, len(payload), 0) + payload
 
 
-def answered(token: str, said: bytes, payload: bytes) -> tuple[bytes, str]:
+def answered(shown: Credentials, said: bytes, payload: bytes) -> tuple[bytes, str]:
     """Return the frame with a client's proof, and the node's name, for a CHALLENGE's payload.
 
     Raises:
@@ -177,10 +186,13 @@ def answered(token: str, said: bytes, payload: bytes) -> tuple[bytes, str]:
         raise ValueError("a challenge that is none")
     nonce, given = payload[:NONCE_BYTES], payload[NONCE_BYTES : NONCE_BYTES + PROOF_BYTES]
     node = payload[NONCE_BYTES + PROOF_BYTES :]
+    token = shown if isinstance(shown, str) else NO_SECRET
     if not hmac.compare_digest(given, proof(token, b"agent", said, nonce, node)):
         raise PermissionError("it does not know the token")
-    ours = proof(token, b"client", said, nonce, node)
-    return HEAD.pack(FrameKind.PROOF, 0, 0, len(ours), 0) + ours, node.decode()
+    ours, kind = proof(token, b"client", said, nonce, node), FrameKind.PROOF
+    if not isinstance(shown, str):
+        ours, kind = shown(ours.hex()).encode(), FrameKind.CREDENTIAL
+    return HEAD.pack(kind, 0, 0, len(ours), 0) + ours, node.decode()
 
 
 def call(method: str, message: bytes) -> bytes:
@@ -230,13 +242,15 @@ class Inbound:
         token: that the client has proved to know; empty before.
         said: what is to be sent to it besides answers.
         requests: calls that are to be answered, in order.
+        credential: that is to be decoded, and the statement that it must hold, before anything else is taken.
     """
 
-    def __init__(self, find: Callable[[str], str], node: str, nonce: bytes) -> None:
-        """`find` returns the token of a name, or an empty one; `nonce` as of `hello`."""
-        self._find, self._node, self._nonce = find, node, nonce
+    def __init__(self, find: Callable[[str], str], node: str, nonce: bytes, *, takes_users: bool = False) -> None:
+        """`find` returns the token of a name, or an empty one; `nonce` is as in `hello`."""
+        self._find, self._node, self._nonce, self._takes_users = find, node, nonce, takes_users
         self._unread = self._hello = b""
         self._token = self.token = ""
+        self.credential: tuple[str, str] | None = None
         self.said = b""
         self.requests: deque[CallRequest] = deque()
 
@@ -250,7 +264,7 @@ class Inbound:
         data, at = self._unread + data, 0
         if not self._hello:
             at = self._take_hello(data)
-        while self._hello and len(data) - at >= HEAD.size:
+        while self._hello and not self.credential and len(data) - at >= HEAD.size:
             found = Head(*HEAD.unpack_from(data, at))
             begin, stop = at + HEAD.size, at + HEAD.size + found.method + found.size
             self._check(found)
@@ -259,6 +273,11 @@ class Inbound:
             self._take(data[begin : begin + found.method], data[begin + found.method : stop])
             at = stop
         self._unread = data[at:]
+
+    def believe(self) -> None:
+        """Go on: the credential is that of this connection."""
+        self.token, self.credential = NO_SECRET, None
+        self.receive(b"")
 
     def _take_hello(self, data: bytes) -> int:
         if data[: len(MAGIC)] != MAGIC[: len(data)]:
@@ -273,8 +292,9 @@ class Inbound:
             )
         if len(data) < HELLO.size:
             return 0
-        name: bytes = HELLO.unpack_from(data)[3]
-        self._token = self._find(name.rstrip(b"\0").decode("ascii", "replace"))
+        name = HELLO.unpack_from(data)[3].rstrip(b"\0").decode("ascii", "replace")
+        self._takes_users = self._takes_users and name == NO_SECRET
+        self._token = NO_SECRET if self._takes_users else self._find(name)
         if not self._token:
             raise SessionError("it names no token that is known here", Status.UNAUTHENTICATED)
         self._hello = data[: HELLO.size]
@@ -283,6 +303,10 @@ class Inbound:
 
     def _check(self, found: Head) -> None:
         is_proof = found.kind == FrameKind.PROOF and (found.method, found.size) == (0, PROOF_BYTES)
+        if self._takes_users:
+            is_proof = (
+                found.kind == FrameKind.CREDENTIAL and not found.method and found.size <= _LONGEST_CREDENTIAL
+            )
         is_call = found.kind == FrameKind.CALL and found.method <= _LONGEST_METHOD
         if not (is_call if self.token else is_proof):
             raise SessionError(f"a frame of kind {found.kind} out of its place")
@@ -296,6 +320,9 @@ class Inbound:
             self.requests.append(CallRequest(method.decode("ascii", "replace"), message))
             return
         wanted = proof(self._token, b"client", self._hello, self._nonce, self._node.encode())
+        if self._takes_users:
+            self.credential = message.decode("ascii", "replace"), wanted.hex()
+            return
         if not hmac.compare_digest(message, wanted):
             raise SessionError("its proof of the token is wrong", Status.UNAUTHENTICATED)
         self.token = self._token

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 UNIX = "unix:"
 """How the address of a Unix socket begins; its path follows."""
-NO_SECRET = "local"  # noqa: S105 - it is none
-"""The token of these connections."""
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _BACKLOG = 256
 _END_S = 1.0

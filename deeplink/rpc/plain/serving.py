@@ -23,6 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from deeplink.core.admission import Admission, ConnectionBounds
+from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.plain import framing
 from deeplink.rpc.plain.framing import NONCE_BYTES, Inbound, SessionError, Status
 from deeplink.rpc.plain.local_socket import caller_of
@@ -51,7 +52,9 @@ _PUT_AT_ONCE = 8 << 20
 _PROGRESS = 1024
 """So many bytes sent at once are no trickle that a peer makes us send."""
 _USERS = 4
-"""Of the connections on a Unix socket one user has this part at most."""
+"""Of the connections one user who shows no token has this part at most."""
+_PROOFS = 4
+"""Credentials that are decoded at once; those that wait are of strangers, who are few and have little time."""
 _QUEUED = 4
 """Calls that may wait for each of the threads that may wait themselves."""
 _TOO_BUSY = "as many calls are answered as this server takes at once"
@@ -88,8 +91,10 @@ class PlainTerms:
     methods: Mapping[str, Method]  # never wait, but for a disk
     # may wait; each is given what tells whether its caller still does, for it must not outlast it for long
     waiting_methods: Mapping[str, WaitingMethod] = field(default_factory=dict)
-    # on Unix sockets alone, with the number of the user who calls; they may wait
+    # all that users may call who show no token, each with the user's number; they may wait
     user_methods: Mapping[str, UserMethod] = field(default_factory=dict)
+    # the user of a credential, and what it says; it may wait, and raise a DeepLinkError. None: none counts
+    user_of: Callable[[str], tuple[int, str]] | None = None
     # the reply to a call with a token that is valid no more, by token and method; None: it is refused
     farewell: Callable[[str, str], Reply | None] = lambda _token, _method: None
 
@@ -105,7 +110,7 @@ class _Connection:
     lock: threading.Lock = field(default_factory=threading.Lock)
     answers: AnswerStream = field(default_factory=AnswerStream)
     may_wait: bool = False  # whether the method that is being answered may
-    user: int | None = None  # who calls, on a Unix socket
+    user: int | None = None  # who calls, where no token is shown
 
     @property
     def is_idle(self) -> bool:
@@ -157,6 +162,7 @@ class PlainServer:
         ]
         self._threads.append(threading.Thread(target=self._look_round, name="deeplink-data-bounds", daemon=True))
         self._workers = ThreadPoolExecutor(self._limits.workers, thread_name_prefix="deeplink-calls")
+        self._provers = ThreadPoolExecutor(_PROOFS, thread_name_prefix="deeplink-proofs")
         self._ending = threading.Event()
 
     def start(self) -> None:
@@ -171,7 +177,8 @@ class PlainServer:
         self._is_ending = True
         self._ending.set()
         os.eventfd_write(self._wake, 1)
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._workers, self._provers):
+            pool.shutdown(wait=False, cancel_futures=True)
         until = self._clock.monotonic() + _END_S
         for connection in list(self._connections.values()):
             connection.cut()
@@ -196,7 +203,9 @@ class PlainServer:
         user = caller_of(accepted)
         if user is None:
             _send_unpaced(accepted)
-        inbound = Inbound(self._terms.find_token, self._terms.node, secrets.token_bytes(NONCE_BYTES))
+        takes_users = user is None and self._terms.user_of is not None
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        inbound = Inbound(self._terms.find_token, self._terms.node, nonce, takes_users=takes_users)
         connection = _Connection(accepted, accepted.fileno(), inbound, self._clock.monotonic(), user=user)
         leaves = connection if self._has_enough(user) else self._admission.admit(connection, address)
         if leaves is not None:
@@ -247,7 +256,8 @@ class PlainServer:
                 if wanted:
                     self._arm(connection, wanted)
                 else:
-                    self._workers.submit(self._serve, connection, 0, may_wait=True)
+                    pool = self._provers if connection.inbound.credential else self._workers
+                    pool.submit(self._serve, connection, 0, may_wait=True)
             except SessionError as problem:
                 log.warning("a peer is cut off: %s", problem)
                 self._on_refused()
@@ -269,6 +279,10 @@ class PlainServer:
         if event & _READ:
             with contextlib.suppress(BlockingIOError):  # as in `is_left`
                 self._receive(connection)
+        if connection.inbound.credential:
+            if not may_wait:
+                return 0
+            self._believe(connection)
         flags = socket.MSG_DONTWAIT if event & _WRITE else 0
         until = self._clock.monotonic() + _SLOW_S
         while (wanted := self._make_ready(connection, refuse=refuse, may_wait=may_wait)) is None:
@@ -324,15 +338,34 @@ class PlainServer:
         if was_idle or inbound.requests:  # bytes of half a request do not count
             connection.moved = self._clock.monotonic()
 
+    def _believe(self, connection: _Connection) -> None:
+        """Find out whose the credential is that a peer has shown; SessionError where it is not to be believed."""
+        user_of, shown = self._terms.user_of, connection.inbound.credential
+        if user_of is None or shown is None or connection.is_left():
+            raise ConnectionResetError(errno.ECONNRESET, "the peer closed it")
+        try:
+            user, said = user_of(shown[0])
+        except DeepLinkError as problem:
+            raise SessionError(str(problem), Status.UNAUTHENTICATED) from problem
+        if said != shown[1]:
+            raise SessionError("a credential that was made for another connection", Status.UNAUTHENTICATED)
+        if self._has_enough(user):
+            raise SessionError("as many connections as one user may have", Status.EXHAUSTED)
+        connection.user = user
+        connection.inbound.believe()
+        self._admission.prove(connection)
+        connection.moved = self._clock.monotonic()
+
     def _begin(self, connection: _Connection, *, refuse: bool) -> None:
         """Take the next request, and begin its answer."""
         request, answers, terms = connection.inbound.requests.popleft(), connection.answers, self._terms
         connection.may_wait = False
-        method = terms.methods.get(request.method)
-        waiting = terms.waiting_methods.get(request.method)
-        if connection.user is not None and (of_user := terms.user_methods.get(request.method)) is not None:
+        method = waiting = None
+        if connection.user is None:
+            method, waiting = terms.methods.get(request.method), terms.waiting_methods.get(request.method)
+        elif (of_user := terms.user_methods.get(request.method)) is not None:
             waiting = partial(_called, of_user, connection.user)
-        if not terms.is_valid(connection.inbound.token):
+        if connection.user is None and not terms.is_valid(connection.inbound.token):
             farewell = terms.farewell(connection.inbound.token, request.method)
             if farewell is None:
                 answers.finish(Status.UNAUTHENTICATED, "the token is not valid any more")

@@ -14,6 +14,7 @@ import pytest
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import SampleUnavailableError
 from deeplink.cache.format.index_format import IndexContent
+from deeplink.cache.membership import Tier
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
 from deeplink.cache.replicate.fetching import Fetched, Fetcher, FetchOutcome, Healer, WantedShard
@@ -46,7 +47,7 @@ def test_many_shards_come_back_in_one_thread(source: Path, agents: Agents, tmp_p
     shards = packed(source, agents)
     assert len(shards) > 3
     store = Store(tmp_path / "mine")
-    healer = Healer(store, agents.members, agents.token, SystemClock())
+    healer = Healer(store, (agents.tier, Tier()), SystemClock())
     threads: list[int] = []
     all_back = threading.Event()
 
@@ -68,7 +69,7 @@ def test_a_shard_that_nobody_has_does_not_hold_up_the_others(source: Path, agent
         held.remove(first.id)
     store = Store(tmp_path / "mine")
     dead = Member(NodeName("dead"), "127.0.0.1:1")
-    healer = Healer(store, [dead, *agents.members], agents.token, SystemClock())
+    healer = Healer(store, (Tier((dead, *agents.members), agents.token), Tier()), SystemClock())
     back = threading.Event()
     healer.heal(wanted(first), back.clear)
     healer.heal(wanted(second), back.set)
@@ -80,7 +81,7 @@ def test_a_shard_that_nobody_has_does_not_hold_up_the_others(source: Path, agent
 def test_a_store_that_cannot_be_written_does_not_end_healing(source: Path, agents: Agents, tmp_path: Path) -> None:
     shard, *_ = packed(source, agents)
     store = Store(tmp_path / "later", make=False)
-    healer = Healer(store, agents.members, agents.token, SystemClock())
+    healer = Healer(store, (agents.tier, Tier()), SystemClock())
     back = threading.Event()
     healer.heal(wanted(shard), back.set)
     until(lambda: not healer._running)
@@ -95,7 +96,7 @@ def test_a_shard_that_is_doubted_while_it_is_looked_at_is_looked_at_once_more(
 ) -> None:
     shard, *_ = packed(source, agents)
     store, begun, let_go = Store(tmp_path / "mine"), threading.Event(), threading.Event()
-    healer = Healer(store, agents.members, agents.token, SystemClock())
+    healer = Healer(store, (agents.tier, Tier()), SystemClock())
     fetch, looks, healed = healer._fetcher.fetch, list[ShardId](), list[bool]()
 
     def slowly(one: WantedShard) -> Fetched:
@@ -121,7 +122,7 @@ def test_what_goes_wrong_unforeseen_does_not_end_healing(
 ) -> None:
     first, second, *_ = packed(source, agents)
     store = Store(tmp_path / "mine")
-    healer = Healer(store, agents.members, agents.token, SystemClock())
+    healer = Healer(store, (agents.tier, Tier()), SystemClock())
     fetch = healer._fetcher.fetch
 
     def fails_once(one: WantedShard) -> Fetched:

@@ -21,8 +21,9 @@ from deeplink.cache.replicate.warming import warm
 from deeplink.cache.store.pins import Pin
 from deeplink.core.clock import SystemClock
 from deeplink.core.publish import leave_members
-from deeplink.core.types import NodeName, ShardId, format_members
+from deeplink.core.types import Attempt, NodeName, ShardId, format_members
 from deeplink.rpc.channel import open_channel
+from deeplink.rpc.tokens import RunTokens, token_of
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
 from tests.cache.keepers import QUICK, Keepers
 from tests.waiting import LIMIT_S, until
@@ -116,8 +117,9 @@ def test_warming_makes_shards_anew_from_the_source_and_copies_them(
 
 def token_file(keepers: Keepers) -> Path:
     path = keepers.root / "keepers-token"
-    path.write_text(keepers.token)
-    path.chmod(0o600)
+    if not path.exists():
+        path.write_text(keepers.token)
+        path.chmod(0o600)
     return path
 
 
@@ -226,27 +228,60 @@ def test_what_a_node_of_a_job_misses_its_own_agent_brings(
     until(nothing_comes_from_the_source)
 
 
-def test_what_a_standing_cache_holds_no_agent_of_a_job_brings(
-    keepers: Keepers, agents: Agents, source: Path, files: dict[str, bytes]
+@pytest.mark.parametrize("has_standing", [False, True])
+def test_a_jobs_agent_takes_what_the_standing_cache_holds_unless_its_node_has_a_standing_one(
+    keepers: Keepers, agents: Agents, source: Path, files: dict[str, bytes], *, has_standing: bool
 ) -> None:
     everywhere = keepers.config(store=keepers.root / "packed")
     pack(str(source), "digits", config=everywhere, members=agents.members, token=agents.token)
     source.rename(source.with_name("moved"))
-    own = keepers.start("job0")
+    attempt = Attempt(job=7, restart=0, relaunch=0)
+    token_file(keepers).write_text(token_of(keepers.token, attempt))
+    site = {"members": format_members(agents.members), "token_file": agents.token_file}
+    jobs = Keepers(keepers.root / "job", token=keepers.token)
+    name = "n0" if has_standing else "job0"
+    own = jobs.start(name, token=RunTokens(keepers.token), catalog=everywhere.catalog, **site)
+    jobs.introduce()
     config = keepers.config(
-        members=format_members(keepers.members),
+        members=format_members(jobs.members),
         token_file=token_file(keepers),
-        site_members=format_members(agents.members),
+        site_members=site["members"],
         site_token_file=agents.token_file,
-        node="job0",
+        node=own.member.name,
         store=own.store.root,
     )
     with Reader.open("digits", config=config) as reader:
-        for _ in range(2):
+
+        def epoch() -> int:
+            before = reader.stats().local_samples
             views = reader.read(range(len(reader)))
             assert {reader.index.key(row): bytes(view) for row, view in enumerate(views)} == files
-        assert (reader.stats().peer_samples, reader.stats().source_samples) == (2 * len(files), 0)
-    assert not own.store.ids()
+            return reader.stats().local_samples - before
+
+        empty = next(row for row in range(len(reader)) if not files[reader.index.key(row)])
+        assert [bytes(view) for view in reader.batch([empty]).views()] == [b""]
+        assert (reader.stats().peer_samples, reader.stats().failures) == (1, 0)
+        if has_standing:
+            assert [epoch(), epoch()] == [0, 0]
+        else:
+            until(lambda: epoch() == len(files))
+        assert not reader.stats().source_samples
+    assert bool(own.store.ids()) is not has_standing
+    jobs.stop_all()
+
+
+def test_a_reader_without_an_agent_fills_its_store_with_what_members_hold(
+    keepers: Keepers, agents: Agents, source: Path, files: dict[str, bytes]
+) -> None:
+    pack(str(source), "digits", config=keepers.config(), members=agents.members, token=agents.token)
+    source.rename(source.with_name("moved"))
+    config = agents.config(catalog=keepers.config().catalog, fill_on_miss=True, node="login")
+    with Reader.open("digits", config=config) as reader:
+        assert len(reader.read(range(len(reader)))) == len(files)
+        assert (reader.stats().peer_samples, reader.stats().source_samples) == (len(files), 0)
+        until(lambda: len(list(config.store.glob("*.mdb"))) == len(reader.index.shards))
+        until(lambda: reader.read([0]) and reader.stats().local_samples)
+        assert reader.stats().source_samples == 0
 
 
 @pytest.mark.parametrize("members", ["n0=127.0.0.1:1", "n0:7411"])

@@ -254,10 +254,10 @@ def test_without_a_token_users_are_served_at_the_socket_and_what_is_missing_is_b
     with Reader.open("digits", config=config) as reader:
 
         def epoch() -> int:
-            before = reader.stats().peer_samples
+            before = reader.stats().local_samples
             views = reader.read(range(len(reader)))
             assert {reader.index.key(row): bytes(view) for row, view in enumerate(views)} == files
-            return reader.stats().peer_samples - before
+            return reader.stats().local_samples - before
 
         assert epoch() == 0
         assert reader.stats().home_samples == len(files)
@@ -279,7 +279,7 @@ def test_who_may_not_read_is_told_once_and_the_file_system_decides(
     with Reader.open("digits", config=config) as reader:
         for _ in range(2):
             assert len(reader.read(range(len(reader)))) == len(files)
-        assert (reader.stats().peer_samples, reader.stats().home_samples) == (0, 2 * len(files))
+        assert (reader.stats().local_samples, reader.stats().home_samples) == (0, 2 * len(files))
         assert caplog.text.count("do not let this user read it") == 1
 
         def refused(path: object, *_args: object, **_settings: object) -> int:

@@ -62,7 +62,7 @@ def test_a_reader_without_a_token_is_served_by_the_standing_agent_of_its_node(
     elsewhere = dataclasses.replace(config, store=tmp_path / "own", fill_on_miss=False)
     with standing(config), Reader.open("digits", config=elsewhere) as reader:
         assert [bytes(view) for view in reader.read(range(len(files)))] == [files[key] for key in sorted(files)]
-        assert reader.stats().peer_samples == len(files)
+        assert reader.stats().local_samples == len(files)
     assert config.node_socket is not None
     assert not config.node_socket.exists()
 

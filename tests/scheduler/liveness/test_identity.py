@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import string
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,10 +31,8 @@ from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.liveness.heartbeats import HeartbeatTable, beat_to_wire
 from deeplink.scheduler.liveness.probe import TcpProber
 from deeplink.scheduler.liveness.watchdog_client import (
-    MungeSocket,
     WatchdogClient,
     asked_watchdog,
-    encoded,
     job_statement,
     node_statement,
 )
@@ -47,6 +41,7 @@ from deeplink.scheduler.recovery.records import Beat, Phase
 from deeplink.scheduler.sitecheck.part import watchdog_answer
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError, Runner, finish, run
+from deeplink.scheduler.slurm.munge import MungeSocket, encoded
 from deeplink.scheduler.slurm.parse import parse_nodes
 from deeplink.scheduler.watch.observer import COMMAND_S, OWNER_S, ClusterAnswers, Observer
 from deeplink.scheduler.watch.server import (
@@ -59,8 +54,9 @@ from deeplink.scheduler.watch.server import (
     watch_server,
 )
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
+from tests.munged import running_munged, set_munge_socket
 from tests.scheduler.watch.callers import ME, MINT, NEVER, TOKEN, AnySite, authorizer
-from tests.waiting import LIMIT_S, until
+from tests.waiting import LIMIT_S
 
 ATTEMPT = Attempt(17, 1, 0)
 BEAT = beat_to_wire(Beat(attempt=ATTEMPT, phase=Phase.RUNNING, user="whoever"))
@@ -106,36 +102,6 @@ class Watchdog(NamedTuple):
         with open_channel(self.address, "") as channel:
             stub = watch_pb2_grpc.IdentityStub(channel)
             return str(stub.Challenge(watch_pb2.ChallengeRequest(), timeout=LIMIT_S).nonce)
-
-
-@contextmanager
-def running_munged() -> Iterator[str]:
-    """Run a munged with a key of its own; yield its socket."""
-    program = shutil.which("munged", path=f"{os.environ['PATH']}:/usr/sbin")
-    assert program is not None
-    folder = Path(tempfile.mkdtemp(prefix="deeplink-munge-"))  # where other users may go, too
-    folder.chmod(0o755)
-    key = folder / "key"
-    key.write_bytes(secrets.token_bytes(128))
-    key.chmod(0o600)
-    places = {"key-file": key, "socket": folder / "s", "pid-file": folder / "pid", "log-file": folder / "log"}
-    places["seed-file"] = folder / "seed"
-    argv = [program, "--foreground", "--force", *(f"--{name}={path}" for name, path in places.items())]
-    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as munged:
-        try:
-            until((folder / "s").exists, LIMIT_S)
-            yield str(folder / "s")
-        finally:
-            munged.terminate()
-            munged.wait(30)
-            shutil.rmtree(folder)
-
-
-def set_munge_socket(tmp_path: Path, socket: str) -> None:
-    scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.parent.mkdir(exist_ok=True)
-    scontrol.write_text(f"#!/bin/sh\necho 'AuthInfo                = socket={socket},cred_expire=5'\n")
-    scontrol.chmod(0o755)
 
 
 @pytest.fixture
@@ -343,7 +309,7 @@ def test_while_slurm_is_away_munges_own_place_serves_and_is_asked_for_again(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_credential_of_another_user_speaks_for_no_job_of_ours_and_for_no_node(watchdog: Watchdog) -> None:
-    module = "deeplink.scheduler.liveness.watchdog_client"
+    module = "deeplink.scheduler.slurm.munge"
     program = f"import sys; from {module} import encoded; print(encoded(*sys.argv[1:]))"
     for whom, statement in (
         ({"attempt": attempt_to_wire(ATTEMPT)}, job_statement(ATTEMPT, "{}")),

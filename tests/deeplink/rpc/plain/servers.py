@@ -19,13 +19,14 @@ from deeplink.rpc.plain.serving import ServerLimits
 from tests.waiting import LIMIT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from deeplink.rpc.plain.outgoing import Piece
+    from deeplink.rpc.tokens import Credentials
 
 TOKEN = "secret"  # noqa: S105 - of a server that lives as long as its test
 NODE = "n0"
-REPEAT, HOLD, SHOW = "/t.T/Repeat", "/t.T/Hold", "/t.T/Show"
+REPEAT, HOLD, SHOW, WHO = "/t.T/Repeat", "/t.T/Hold", "/t.T/Show", "/t.T/Who"
 SAY, COUNT, WAIT, STAY = "/echo.Echo/Say", "/echo.Echo/Count", "/echo.Echo/Wait", "/echo.Echo/Stay"
 NONCE = bytes(framing.NONCE_BYTES)
 
@@ -61,8 +62,8 @@ class Served:
     def open_connections(self) -> int:
         return self.bound.server.open_connections()
 
-    def connect(self, token: str = TOKEN, node: str = "") -> PlainConnection:
-        return PlainConnection(self.address, token, SystemClock(), node=node)
+    def connect(self, shown: Credentials = TOKEN, node: str = "") -> PlainConnection:
+        return PlainConnection(self.address, shown, SystemClock(), node=node)
 
     def repeat(self, request: bytes = b"2 10", token: str = TOKEN) -> list[int]:
         """Make a call on a connection of its own; return the replies' lengths."""
@@ -143,7 +144,9 @@ def _echo(go_on: threading.Event, left: threading.Event, server: grpc.Server) ->
 
 
 @contextmanager
-def served(limits: ServerLimits | None = None) -> Iterator[Served]:
+def served(
+    limits: ServerLimits | None = None, user_of: Callable[[str], tuple[int, str]] | None = None
+) -> Iterator[Served]:
     """Serve until the end of the block."""
     go_on, left, refused, shown = threading.Event(), threading.Event(), list[int](), list[Any]()
 
@@ -167,6 +170,8 @@ def served(limits: ServerLimits | None = None) -> Iterator[Served]:
         methods={REPEAT: repeat, HOLD: hold, SHOW: show},
         limits=limits or ServerLimits(),
         on_refused=lambda: refused.append(1),
+        user_methods={WHO: lambda message, user: iter([Said([message, b"%d" % user])])},
+        user_of=user_of,
     )
     bound = bound_server("127.0.0.1:0", TOKEN, partial(_echo, go_on, left), plain=plain)
     bound.server.start()

@@ -10,7 +10,8 @@ import pytest
 
 from deeplink.core.clock import SystemClock
 from deeplink.rpc.plain import PlainBusyError, PlainCallError, PlainConnection, PlainSilentError
-from deeplink.rpc.plain.local_socket import NO_SECRET, UNIX, LocalListener, caller_of
+from deeplink.rpc.plain.framing import NO_SECRET
+from deeplink.rpc.plain.local_socket import UNIX, LocalListener, caller_of
 from deeplink.rpc.plain.serving import PlainServer, PlainTerms, ServerLimits
 from tests.deeplink.rpc.plain.servers import Said, soon
 

@@ -413,10 +413,12 @@ def test_only_bbr_gives_way_to_linux_own_congestion_control() -> None:
 
 @pytest.mark.parametrize("late", [select.EPOLLHUP, select.EPOLLERR, select.EPOLLRDHUP, select.EPOLLIN])
 def test_a_late_event_of_a_descriptor_that_was_used_again_ends_no_connection(late: int) -> None:
-    def echo(message: bytes) -> Iterator[Said]:
+    def echo(message: bytes, _user: int) -> Iterator[Said]:
         yield Said([message])
 
-    terms = PlainTerms(node="n0", find_token=lambda _: TOKEN, is_valid=lambda _: True, methods={REPEAT: echo})
+    terms = PlainTerms(
+        node="n0", find_token=lambda _: TOKEN, is_valid=lambda _: True, methods={}, user_methods={REPEAT: echo}
+    )
     server = PlainServer(terms, SystemClock(), limits=ServerLimits(threads=1, workers=1))
     poll, stale = server._epoll.poll, list[tuple[int, int]]()
     ours, theirs = socket.socketpair()
