@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from deeplink.core.config import Config
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.container import Container
+    from deeplink.scheduler.launch.environment import Preload
     from deeplink.scheduler.launch.launch_spec import LaunchSpec
     from deeplink.scheduler.launch.shared_network import SiteFabric
     from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
@@ -141,6 +142,47 @@ _container_options = grouped(
     ),
 )
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PreloadOptions:
+    modules: str
+    on_all: bool
+
+    def preload(self) -> Preload | None:
+        """Return what is to be preloaded; None for nothing."""
+        from deeplink.scheduler.launch.environment import Preload
+
+        if self.modules == "off":
+            if self.on_all:
+                raise click.UsageError("--preload-all means nothing with --preload off")
+            return None
+        named = () if self.modules == "auto" else tuple(filter(None, map(str.strip, self.modules.split(","))))
+        if bad := next((name for name in named if not all(map(str.isidentifier, name.split(".")))), None):
+            raise click.UsageError(
+                f"--preload: {bad!r} is no module's name; it takes MODULE,MODULE,..., auto or off"
+            )
+        return Preload(named, self.on_all)
+
+
+_preload_options = grouped(
+    "early",
+    _PreloadOptions,
+    option(
+        "--preload MODULES|auto|off",
+        "What spares import before they are needed, where COMMAND is Python with a script or a module; auto: the "
+        "installed packages that the script begins with (docs/launch.md). [default: auto]",
+        name="modules",
+        default="auto",
+        envvar="DEEPLINK_PRELOAD",
+    ),
+    flag(
+        "--preload-all",
+        "Do so on every node, beside its ranks, too: it takes their memory once more.",
+        name="on_all",
+        envvar="DEEPLINK_PRELOAD_ALL",
+    ),
+)
+
 _EPILOG = """
 Ranks find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, numbered along the
 fabric. Signals TERM, INT, USR1 and USR2 are passed on to them. Ranks that fail are started again once where they
@@ -247,6 +289,7 @@ def _recipe(context: click.Context, _parameter: click.Parameter, value: str) -> 
     envvar=PATHS_VARIABLE,
 )
 @recovery_options
+@_preload_options
 @option(
     "--srun-option OPTION", "Hand an option to the ranks' srun; repeatable.", name="srun_options", multiple=True
 )
@@ -271,6 +314,7 @@ def command(  # noqa: PLR0913 - one for each option
     replace_stragglers: bool,
     paths: str | None,
     recovery: RecoveryOptions,
+    early: _PreloadOptions,
     srun_options: tuple[str, ...],
     interface: str | None,
     inside: _ContainerOptions,
@@ -298,7 +342,8 @@ def command(  # noqa: PLR0913 - one for each option
         config = load_config()
         if interface is not None:
             config = replace(config, interface=interface)
-        backend = _backend(config, local, srun_options, goes_on=link is not None and link.died is not None)
+        goes_on = link is not None and link.died is not None
+        backend = _backend(config, local, srun_options, early.preload(), goes_on=goes_on)
         nodes, resting = len(backend.nodes), spares or 0
         count = nnodes if nnodes is not None else nodes - resting
         if count < 1 or count + resting > nodes:
@@ -349,16 +394,20 @@ def _served_paths(names: str | None, config: Config, inside: _ContainerOptions) 
     return environment(packed_roots(chosen, config), os.environ)
 
 
-def _backend(config: Config, local: int | None, srun_options: tuple[str, ...], *, goes_on: bool) -> Backend:
+def _backend(
+    config: Config, local: int | None, srun_options: tuple[str, ...], preload: Preload | None, *, goes_on: bool
+) -> Backend:
     if local is not None:
         from deeplink.scheduler.launch.local_backend import LocalBackend
 
         if srun_options:
             raise click.UsageError("--srun-option means nothing with --local")
+        if preload is not None and (preload.modules or preload.on_all):
+            raise click.UsageError("--preload means nothing with --local")
         return LocalBackend.on_this_machine(local, os.environ, config.store, config.state)
     from deeplink.scheduler.launch.slurm_backend import ANSWER_S, LONG_ANSWER_S, SlurmBackend
 
-    backend = SlurmBackend.from_environment(os.environ, config.state, srun_options)
+    backend = SlurmBackend.from_environment(os.environ, config.state, srun_options, preload)
     return backend.with_granted(LONG_ANSWER_S if goes_on else ANSWER_S)
 
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from deeplink.core.types import Attempt, NodeName
     from deeplink.scheduler.launch.backend import AgentStep, EndOf, RankStep, Reach
-    from deeplink.scheduler.launch.environment import NodeFacts
+    from deeplink.scheduler.launch.environment import NodeFacts, Preload
     from deeplink.scheduler.launch.process import StartedAgents, StartedSlots
     from deeplink.scheduler.slurm.parse import JobAddress, JobRow, NodeRow
     from deeplink.scheduler.topology.graph import Fabric
@@ -89,13 +89,18 @@ class SlurmBackend(Backend):
     clock: Clock = field(default_factory=SystemClock)
     granted: Granted = field(default_factory=Granted)
     address: JobAddress | None = None
+    preload: Preload | None = None  # what slots import before their rank is known
     slots: list[SlurmSlots] = field(default_factory=list)  # what waits for ranks to run; two while it is changed
     name: str = "slurm"
     can_requeue: bool = True
 
     @classmethod
     def from_environment(
-        cls, env: Mapping[str, str], state: Path, srun_options: Sequence[str] = ()
+        cls,
+        env: Mapping[str, str],
+        state: Path,
+        srun_options: Sequence[str] = (),
+        preload: Preload | None = None,
     ) -> SlurmBackend:
         """Read what Slurm says about the job we are in."""
         job, listed = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_NODELIST", "")
@@ -120,6 +125,7 @@ class SlurmBackend(Backend):
             folder=state / "jobs" / job,
             here=next((node for node in unfold(listed) if node == env.get("SLURMD_NODENAME")), None),
             srun_options=tuple(srun_options),
+            preload=preload,
         )
 
     @property
@@ -296,7 +302,8 @@ class SlurmBackend(Backend):
         number = int(self.clock.unix() * 1000)
         # In a file, and for these steps alone: in the script's environment it would bend every other srun.
         in_slurms = in_order(self.env.get("SLURM_JOB_NODELIST", "")) or self.nodes
-        told = leave_slots(self.folder, number, (*launch.nodes, *launch.spares), in_slurms)
+        preload = self.preload if self._are_for_all(launch) and not launch.starters else None
+        told = leave_slots(self.folder, number, launch, in_slurms, preload)
         starts = [self._slot_step(launch, command, _started(launch), f"{number}", told)]
         if launch.spares and self._are_for_all(launch):
             resting = dict.fromkeys((facts.name for facts in launch.spares), max(launch.started))
