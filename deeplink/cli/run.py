@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from deeplink.core.config import Config
     from deeplink.scheduler.launch.backend import Backend
     from deeplink.scheduler.launch.container import Container
-    from deeplink.scheduler.launch.environment import Preload
     from deeplink.scheduler.launch.launch_spec import LaunchSpec
     from deeplink.scheduler.launch.shared_network import SiteFabric
     from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
@@ -143,46 +142,6 @@ _container_options = grouped(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PreloadOptions:
-    modules: str
-    on_all: bool
-
-    def preload(self) -> Preload | None:
-        """Return what is to be preloaded; None for nothing."""
-        from deeplink.scheduler.launch.environment import Preload
-
-        if self.modules == "off":
-            if self.on_all:
-                raise click.UsageError("--preload-all means nothing with --preload off")
-            return None
-        named = () if self.modules == "auto" else tuple(filter(None, map(str.strip, self.modules.split(","))))
-        if bad := next((name for name in named if not all(map(str.isidentifier, name.split(".")))), None):
-            raise click.UsageError(
-                f"--preload: {bad!r} is no module's name; it takes MODULE,MODULE,..., auto or off"
-            )
-        return Preload(named, self.on_all)
-
-
-_preload_options = grouped(
-    "early",
-    _PreloadOptions,
-    option(
-        "--preload MODULES|auto|off",
-        "What spares import before they are needed, where COMMAND is Python with a script or a module; auto: the "
-        "installed packages that the script begins with (docs/launch.md). [default: auto]",
-        name="modules",
-        default="auto",
-        envvar="DEEPLINK_PRELOAD",
-    ),
-    flag(
-        "--preload-all",
-        "Do so on every node, beside its ranks, too: it takes their memory once more.",
-        name="on_all",
-        envvar="DEEPLINK_PRELOAD_ALL",
-    ),
-)
-
 _EPILOG = """
 Ranks find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, numbered along the
 fabric. Signals TERM, INT, USR1 and USR2 are passed on to them. Ranks that fail are started again once where they
@@ -218,6 +177,16 @@ def _step_timeout(context: click.Context, parameter: click.Parameter, value: str
     if value == "off":
         return 0.0
     return FiniteRange(min=0).convert(value, parameter, context)
+
+
+def _modules(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Read names with commas between them; `auto` is none."""
+    if value is None or value == "auto":
+        return None if value is None else ()
+    named = tuple(map(str.strip, value.split(",")))
+    if bad := next((name for name in named if not all(map(str.isidentifier, name.split(".")))), None):
+        raise click.BadParameter(f"{bad!r} is no module's name; it takes MODULE,MODULE,... or auto")
+    return named
 
 
 def _recipe(context: click.Context, _parameter: click.Parameter, value: str) -> str:
@@ -289,7 +258,13 @@ def _recipe(context: click.Context, _parameter: click.Parameter, value: str) -> 
     envvar=PATHS_VARIABLE,
 )
 @recovery_options
-@_preload_options
+@option(
+    "--preload MODULES|auto",
+    "On every node have a process wait with these modules imported, to become a rank of the next attempt; auto: "
+    "those of installed packages that the script begins with (docs/launch.md). [default: none]",
+    callback=_modules,
+    envvar="DEEPLINK_PRELOAD",
+)
 @option(
     "--srun-option OPTION", "Hand an option to the ranks' srun; repeatable.", name="srun_options", multiple=True
 )
@@ -314,7 +289,7 @@ def command(  # noqa: PLR0913 - one for each option
     replace_stragglers: bool,
     paths: str | None,
     recovery: RecoveryOptions,
-    early: _PreloadOptions,
+    preload: tuple[str, ...] | None,
     srun_options: tuple[str, ...],
     interface: str | None,
     inside: _ContainerOptions,
@@ -343,7 +318,7 @@ def command(  # noqa: PLR0913 - one for each option
         if interface is not None:
             config = replace(config, interface=interface)
         goes_on = link is not None and link.died is not None
-        backend = _backend(config, local, srun_options, early.preload(), goes_on=goes_on)
+        backend = _backend(config, local, srun_options, preload, goes_on=goes_on)
         nodes, resting = len(backend.nodes), spares or 0
         count = nnodes if nnodes is not None else nodes - resting
         if count < 1 or count + resting > nodes:
@@ -395,19 +370,24 @@ def _served_paths(names: str | None, config: Config, inside: _ContainerOptions) 
 
 
 def _backend(
-    config: Config, local: int | None, srun_options: tuple[str, ...], preload: Preload | None, *, goes_on: bool
+    config: Config,
+    local: int | None,
+    srun_options: tuple[str, ...],
+    preload: tuple[str, ...] | None,
+    *,
+    goes_on: bool,
 ) -> Backend:
     if local is not None:
         from deeplink.scheduler.launch.local_backend import LocalBackend
 
         if srun_options:
             raise click.UsageError("--srun-option means nothing with --local")
-        if preload is not None and (preload.modules or preload.on_all):
+        if preload is not None:
             raise click.UsageError("--preload means nothing with --local")
         return LocalBackend.on_this_machine(local, os.environ, config.store, config.state)
     from deeplink.scheduler.launch.slurm_backend import ANSWER_S, LONG_ANSWER_S, SlurmBackend
 
-    backend = SlurmBackend.from_environment(os.environ, config.state, srun_options, preload)
+    backend = replace(SlurmBackend.from_environment(os.environ, config.state, srun_options), preload=preload)
     return backend.with_granted(LONG_ANSWER_S if goes_on else ANSWER_S)
 
 

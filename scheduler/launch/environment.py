@@ -329,21 +329,14 @@ def left_launch(env: Mapping[str, str]) -> Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Preload:
-    """What slots are to import for the ranks of the next attempt."""
-
-    modules: tuple[str, ...] = ()  # none: what the script itself begins with
-    on_all: bool = False  # also beside ranks, not on spares alone
-
-
-@dataclass(frozen=True, slots=True)
 class SlotPlace:
     """What a slot is told of itself: which step it is of, and where."""
 
     step: int  # as the launcher numbers them
     folder: Path  # of its node's agent
     of_job: tuple[NodeName, ...]  # the job's nodes, in Slurm's own order
-    preload: Preload | None = None
+    # Modules to import for the ranks of the next attempt; empty: what the script begins with; None: nothing
+    preload: tuple[str, ...] | None = None
     resting: str = ""  # the launch in which its node is a spare; empty where it is none
 
 
@@ -352,14 +345,14 @@ def leave_slots(
     step: int,
     launch: Launch,
     of_job: Sequence[NodeName],
-    preload: Preload | None = None,
+    preload: Sequence[str] | None = None,
 ) -> str:
     """Leave in the job's folder what the slots of a step are to know; return what SLOTS_VARIABLE is to be."""
     folders = {facts.node: str(Path(facts.token_file).parent) for facts in (*launch.nodes, *launch.spares)}
     told: dict[str, Any] = {"step": step, "folders": folders, "of_job": of_job}
     if preload is not None:
         spares = [facts.node for facts in launch.spares]
-        told |= {"preload": asdict(preload), "spares": spares, "launch": leave_launch(launch, folder)}
+        told |= {"preload": preload, "spares": spares, "launch": leave_launch(launch, folder)}
     return str(leave(folder, "slots", json.dumps(told).encode()))
 
 
@@ -371,9 +364,8 @@ def left_slots(env: Mapping[str, str]) -> SlotPlace:
         folder, in_slurms = Path(told["folders"][here]), tuple(told["of_job"])
         if "preload" not in told:
             return SlotPlace(int(told["step"]), folder, in_slurms)
-        preload = Preload(tuple(told["preload"]["modules"]), told["preload"]["on_all"])
         resting = told["launch"] if here in told["spares"] else ""
-        return SlotPlace(int(told["step"]), folder, in_slurms, preload, resting)
+        return SlotPlace(int(told["step"]), folder, in_slurms, tuple(told["preload"]), resting)
     except (KeyError, ValueError, TypeError, OSError) as problem:
         raise not_launched(f"nothing tells this slot of its agent ({problem!r})") from problem
 

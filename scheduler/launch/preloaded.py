@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeplink.scheduler.launch.environment import RankTask, rank_environment, slurm_variables
-from deeplink.scheduler.node.rank_processes import SLOT_TAG
 from deeplink.scheduler.slurm.sbatch_options import names
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ _VARYING = names(
     MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS CROSS_RANK CROSS_SIZE LOCAL_SIZE
     JAX_COORDINATOR_ADDRESS TF_CONFIG"""
 )
-_OF_A_RANK = ("DEEPLINK_ATTEMPT", "RANK", SLOT_TAG)  # who has these is taken for a rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,10 @@ def predicted(launch: Launch, slot: int, here: str, place: SlotPlace, given: Map
     in_slurms = place.of_job if here in place.of_job else ()
     slurm = slurm_variables(launch, task, in_slurms) if in_slurms else {}
     env = rank_environment(launch, task, {**given, **slurm})
-    return {name: value for name, value in env.items() if name not in _OF_A_RANK}
+    # Without what is another for each rank and attempt: an import that copies the whole environment has asked for
+    # all that is in it. And who has these is taken for a rank.
+    of_rank = {name for name, value in env.items() if name in slurm or given.get(name) != value}
+    return {name: value for name, value in env.items() if not (name in of_rank and _may_vary(name))}
 
 
 class PreloadedProcess:

@@ -76,12 +76,15 @@ class RankSlot:
         self._oom_kills = 0
         self._dispositions: dict[int, Any] = {}
         self._told: int | None = None  # where the process that is to become the rank says what came of it
-        self._python = None if place.preload is None else PythonCommand.of(command, env.get("PATH"))
+        self._python: PythonCommand | None = None
         self._preloaded: PreloadedProcess | None = None
         self._candidate: PreloadedProcess | None = None  # that may become this very rank
         self._launch, self._preload_at = place.resting, math.inf
-        if self._python is not None and place.resting and not os.isatty(0):
-            self._preload_at = self._heard
+        if place.preload is not None and not os.isatty(
+            0
+        ):  # who is to have the terminal cannot wait beside another
+            self._python = PythonCommand.of(command, env.get("PATH"))
+            self._preload_at = self._heard if place.resting else math.inf
 
     def run(self) -> int:
         """Run ranks until there is to be no more; return the exit code."""
@@ -206,7 +209,7 @@ class RankSlot:
         os.close(telling)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUTLIVED)
         self._say(**begun, rank_pid=pid, code=None, exited=0.0, ended=False, unstarted="")
-        if self._place.preload is not None and self._place.preload.on_all and self._python is not None:
+        if self._python is not None:
             self._launch, self._preload_at = order["launch"], time.monotonic() + PRELOAD_AFTER_S
 
     def _become(self, order: dict[str, Any], tag: str, telling: int) -> NoReturn:
@@ -310,7 +313,7 @@ class RankSlot:
                     sys.stderr.write(
                         f"deeplink slot: preloading on {self._here}: {one.failed}; ranks start without\n"
                     )
-        if now < self._preload_at or self._leaves or self._python is None or self._place.preload is None:
+        if now < self._preload_at or self._leaves or self._python is None:
             return
         self._preload_at = math.inf
         if self._preloaded is not None:
@@ -318,7 +321,7 @@ class RankSlot:
         try:
             given = self._own(self._launch)
             env = predicted(left_launch(given), self._said.slot, self._here, self._place, given)
-            modules = self._place.preload.modules
+            modules = self._place.preload or ()
             signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)
             self._preloaded = PreloadedProcess(self._command, self._python, modules, env, self._be_no_slot)
         except (DeepLinkError, OSError) as problem:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from deeplink.core.types import Attempt, NodeName
     from deeplink.scheduler.launch.backend import AgentStep, EndOf, RankStep, Reach
-    from deeplink.scheduler.launch.environment import NodeFacts, Preload
+    from deeplink.scheduler.launch.environment import NodeFacts
     from deeplink.scheduler.launch.process import StartedAgents, StartedSlots
     from deeplink.scheduler.slurm.parse import JobAddress, JobRow, NodeRow
     from deeplink.scheduler.topology.graph import Fabric
@@ -89,18 +89,15 @@ class SlurmBackend(Backend):
     clock: Clock = field(default_factory=SystemClock)
     granted: Granted = field(default_factory=Granted)
     address: JobAddress | None = None
-    preload: Preload | None = None  # what slots import before their rank is known
+    # what slots import before their rank is known; empty: what the script begins with
+    preload: tuple[str, ...] | None = None
     slots: list[SlurmSlots] = field(default_factory=list)  # what waits for ranks to run; two while it is changed
     name: str = "slurm"
     can_requeue: bool = True
 
     @classmethod
     def from_environment(
-        cls,
-        env: Mapping[str, str],
-        state: Path,
-        srun_options: Sequence[str] = (),
-        preload: Preload | None = None,
+        cls, env: Mapping[str, str], state: Path, srun_options: Sequence[str] = ()
     ) -> SlurmBackend:
         """Read what Slurm says about the job we are in."""
         job, listed = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_NODELIST", "")
@@ -125,7 +122,6 @@ class SlurmBackend(Backend):
             folder=state / "jobs" / job,
             here=next((node for node in unfold(listed) if node == env.get("SLURMD_NODENAME")), None),
             srun_options=tuple(srun_options),
-            preload=preload,
         )
 
     @property
@@ -233,6 +229,8 @@ class SlurmBackend(Backend):
         # Slurm ends a step when a node of it boots again that it has not called down (22.05.8): where one was
         # lost, slots that are there are the second choice, for when slurmctld does not answer.
         safe = next((one for one in fitting if one.beside(_started(launch)) <= nodes), None)
+        if self.preload is not None:  # what waits there waits nowhere else
+            safe = safe or next(iter(fitting), None)
         if safe is not None:
             return self._ranks(launch, command, reach, safe, are_new=False)
         before = next(iter(fitting), None)

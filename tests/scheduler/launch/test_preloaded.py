@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.core.types import Attempt, NodeName
-from deeplink.scheduler.launch.environment import SLOTS_VARIABLE, Launch, NodeFacts, Preload, leave_slots
+from deeplink.scheduler.launch.environment import SLOTS_VARIABLE, Launch, NodeFacts, leave_slots
 from deeplink.scheduler.launch.preload import deeplink_preload
 from deeplink.scheduler.launch.preloaded import PythonCommand
 from deeplink.v1 import node_pb2
@@ -47,10 +47,20 @@ exec(open(os.path.join(where, "then")).read() if os.path.exists(os.path.join(whe
 """
 
 
+SLOT = """
+import os, sys
+from deeplink.scheduler.launch import slot
+slot.PRELOAD_AFTER_S = float(sys.argv[1])
+sys.exit(slot.main(sys.argv[2:], dict(os.environ)))
+"""
+
+
 class PreloadingNode(Node):
     """A node that is a spare first, with a slot whose ranks run SCRIPT with a module of the user's own."""
 
-    def begin(self, heavy: str = "", preload: Preload | None = None, *options: str) -> None:
+    beside_s = 600.0
+
+    def begin(self, heavy: str = "", preload: tuple[str, ...] | None = None, *options: str) -> None:
         (self.folder / "script").mkdir()
         secret = self.folder / "n0" / "secret"
         secret.touch(0o600)
@@ -62,7 +72,7 @@ class PreloadingNode(Node):
         )
         told = leave_slots(self.folder, STEP, resting, ALL, preload)
         slurm = {"SLURMD_NODENAME": "n0", "SLURM_STEP_ID": "3", "SLURM_LOCALID": "0", SLOTS_VARIABLE: told}
-        argv = [sys.executable, "-P", "-m", "deeplink.scheduler.launch.slot", "--"]
+        argv = [sys.executable, "-P", "-c", SLOT, str(self.beside_s), "--"]
         argv += [sys.executable, *options, str(self.folder / "script" / "train.py"), str(self.folder), "-x", "a b"]
         errors = (self.folder / "errors").open("wb")
         with errors:
@@ -108,7 +118,7 @@ def node(tmp_path: Path) -> Iterator[PreloadingNode]:
     one.close()
 
 
-HEAVY = Preload(("heavy",))
+HEAVY = ("heavy",)
 
 
 @pytest.mark.parametrize("options", [(), ("-u", "-W", "ignore", "-Xutf8")])
@@ -116,14 +126,14 @@ def test_a_preloaded_process_becomes_the_rank_just_as_a_fresh_one_does(
     node: PreloadingNode, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(node.folder / "of-the-user"))
-    node.begin("", HEAVY, *options)
+    node.begin("copied = dict(os.environ)", HEAVY, *options)  # as torch does
     node.await_preloaded()
     assert not (node.folder / "told").exists(), "it waits before the script"
     warm = node.rank()
     ended = node.ended()
     assert warm["pid"] == warm["imported_by"] == ended.pid
     assert (ended.code, ended.unstarted) == (0, "")
-    cold = node.rank(Attempt(7, 0, 2))  # by the same slot, which preloads on spares alone
+    cold = node.rank(Attempt(7, 0, 2))  # by the same slot, which has had no time to preload
     assert warm["shown"] == ["0", f"{SECOND}:{warm['parent']}"]
     for one in (warm, cold):
         for varying in ("pid", "imported_by", "shown"):
@@ -185,6 +195,25 @@ def test_a_preloaded_rank_heeds_signals_fails_and_is_ended_as_any_other(node: Pr
     told = node.rank()
     ended = node.ended(end=True, grace_s=2.0)
     assert (ended.pid, ended.code) == (told["pid"], 128 + signal.SIGTERM)
+
+
+def test_beside_a_rank_the_next_one_is_preloaded_and_neither_ends_the_other(node: PreloadingNode) -> None:
+    node.beside_s = 0.1
+    (node.folder / "then").write_text("import time\ntime.sleep(600)")
+    node.begin("", HEAVY)
+    node.await_preloaded()
+    first = node.rank()
+    node.await_preloaded()
+    assert not node.ask(node.launch()).ranks[0].exited
+    assert node.ended(end=True, grace_s=0.0).pid == first["pid"]
+    (node.folder / "then").write_text("")
+    second = node.rank(Attempt(7, 0, 2))
+    ended = node.ended(Attempt(7, 0, 2))
+    assert second["pid"] == second["imported_by"] == ended.pid != first["pid"]
+    assert (ended.code, node.errors) == (0, "")
+    env = second["env"]
+    assert isinstance(env, dict)
+    assert env["DEEPLINK_ATTEMPT"] == "7.0.2"
 
 
 def test_its_exit_code_and_traceback_are_its_own(node: PreloadingNode) -> None:
