@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.launch.environment import RankTask, rank_environment, slurm_variables
 from deeplink.scheduler.slurm.sbatch_options import names
 
@@ -114,11 +115,14 @@ class PreloadedProcess:
         command: Sequence[str],
         python: PythonCommand,
         modules: Sequence[str],
-        env: Mapping[str, str],
+        env: Callable[[], Mapping[str, str]],
         prepare: Callable[[], None],
     ) -> None:
-        """`prepare` is called in the process itself: signals, and its group. No `modules`: the script's own."""
-        self._env, self._asked = dict(env), frozenset[str]()
+        """`env` and `prepare`, of signals and its group, are called in processes that may wait for storage.
+
+        No `modules`: the script's own.
+        """
+        self._env, self._asked = env, frozenset[str]()
         self._ends = time.monotonic() + LOADS_S
         self.is_ready, self.failed = False, ""
         self.status: int | None = None  # once it has ended, for waitpid
@@ -128,7 +132,9 @@ class PreloadedProcess:
         if not self.pid:
             try:
                 prepare()
-                _exec(command, python, modules, env, theirs)
+                _exec(command, python, modules, env(), theirs)
+            except (DeepLinkError, OSError) as problem:
+                theirs.send(json.dumps({"failed": str(problem)}).encode())
             finally:
                 os._exit(1)
         theirs.close()
@@ -167,8 +173,9 @@ class PreloadedProcess:
         Called in a child of the slot's: it may wait.
         """
         env = {**env, "SLURM_TASK_PID": str(self.pid)} if "SLURM_TASK_PID" in env else env
-        changed = {name: value for name, value in env.items() if self._env.get(name) != value}
-        gone = [name for name in self._env if name not in env]
+        before = self._env()
+        changed = {name: value for name, value in env.items() if before.get(name) != value}
+        gone = [name for name in before if name not in env]
         differs = {*changed, *gone}
         if unlike := sorted(name for name in differs if not _may_vary(name)):
             return self._refused(f"{unlike[0]} is another")

@@ -309,7 +309,7 @@ class RankSlot:
                 one.failed = f"not done after {LOADS_S:.0f} s"
             if one.failed:
                 self._drop_preloaded()
-                if one.failed != NOTHING:
+                if one.failed != NOTHING and not self._leaves:  # else Slurm ends all that is here
                     sys.stderr.write(
                         f"deeplink slot: preloading on {self._here}: {one.failed}; ranks start without\n"
                     )
@@ -318,13 +318,16 @@ class RankSlot:
         self._preload_at = math.inf
         if self._preloaded is not None:
             return
+        given = self._own(self._launch)
+
+        def env() -> dict[str, str]:
+            return predicted(left_launch(given), self._said.slot, self._here, self._place, given)
+
+        signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)
         try:
-            given = self._own(self._launch)
-            env = predicted(left_launch(given), self._said.slot, self._here, self._place, given)
             modules = self._place.preload or ()
-            signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)
             self._preloaded = PreloadedProcess(self._command, self._python, modules, env, self._be_no_slot)
-        except (DeepLinkError, OSError) as problem:
+        except OSError as problem:
             sys.stderr.write(f"deeplink slot: preloading on {self._here}: {problem}; ranks start without\n")
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUTLIVED)
