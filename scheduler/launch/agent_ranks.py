@@ -354,7 +354,7 @@ class AgentRanks(RankStep, Generic[AnySlots]):
             hints = self._slots.failed().hints | ({Clue.OUT_OF_MEMORY} if rank.out_of_memory else set())
             if not rank.unstarted:
                 self._fail(rank.code or 0, Failed(said=said, node=rank.node, hints=hints))
-            elif self._is_told_by_all(now):
+            elif not left or self._is_told_by_all(now):
                 self._fail(rank.code or 0, self._unstarted(number, rank))
         if not left or (self._order.end and self._is_hopeless(left, now)):
             first = self._ranks[min(failed)[1]].code if failed else 0
