@@ -147,6 +147,9 @@ class _AllUp:
     def ended(self) -> int | None:
         return None
 
+    def killed(self) -> frozenset[NodeName]:
+        return frozenset()
+
     def last_words(self) -> str:
         return ""
 

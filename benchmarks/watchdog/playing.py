@@ -54,7 +54,7 @@ def play(scenario: Scenario, seed: int, starting: AbstractContextManager[object]
             if scenario.standing:
                 stand.attend()
             _submit(stand, scenario)
-            _await_steps(stand, AT_STEP)
+            _await_steps(stand, scenario.at_step)
         return _hurt(stand, scenario, random.Random(seed))  # noqa: S311 - no secret
 
 

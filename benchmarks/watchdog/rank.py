@@ -295,7 +295,8 @@ def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     stock = f"{os.environ.get('SLURM_JOB_ID', '0')}.{os.environ.get('SLURM_RESTART_COUNT', '0')}.0"
     log = Log(asked.folder, os.environ.get("DEEPLINK_ATTEMPT") or stock, rank)
-    log.say("process", unix=process_unix())
+    # One whose imports were preloaded was started long before it became a rank.
+    log.say("process", unix=time.time() if "torch" in sys.modules else process_unix())
     child = log.child() if asked.child else None
     import deeplink
 

@@ -90,6 +90,7 @@ class Scenario:
         nodes: of the job, spares among them.
         all_gpus: the job takes every GPU of its nodes.
         options: of `deeplink run`, besides.
+        at_step: when the fault comes.
         then: a second fault at the same moment, on the last rank's node.
         always: a rank exits at each attempt, not only once.
         sbatch: options of sbatch, besides.
@@ -122,6 +123,7 @@ class Scenario:
     all_gpus: bool = False
     rights: Rights = Rights.OPERATOR
     options: str = ""
+    at_step: int = AT_STEP
     sbatch: str = ""
     then: str = ""
     always: bool = False
@@ -177,6 +179,25 @@ SCENARIOS = (
         torch=True,
         detected_s=3,
         first_step_s=10,
+        kinds=LOST,
+        never=_NODE,
+        bound_s=90,
+    ),
+    Scenario(
+        name="node-killed-preloaded-torch",
+        title="the same, imports preloaded on every node",
+        about_s=60,
+        fault="node-killed",
+        hit=Hit.LAST,
+        after=After.AGAIN,
+        nodes=5,
+        spares=1,
+        rights=Rights.NONE,
+        torch=True,
+        options="--preload deeplink.checkpoints,torch._dynamo,torch.nn.parallel",
+        at_step=250,
+        detected_s=2.5,
+        first_step_s=4,
         kinds=LOST,
         never=_NODE,
         bound_s=90,

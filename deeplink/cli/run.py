@@ -142,6 +142,7 @@ _container_options = grouped(
     ),
 )
 
+
 _EPILOG = """
 Ranks find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in their environment, numbered along the
 fabric. Signals TERM, INT, USR1 and USR2 are passed on to them. Ranks that fail are started again once where they
@@ -177,6 +178,16 @@ def _step_timeout(context: click.Context, parameter: click.Parameter, value: str
     if value == "off":
         return 0.0
     return FiniteRange(min=0).convert(value, parameter, context)
+
+
+def _modules(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Read names with commas between them; `auto` is none."""
+    if value is None or value == "auto":
+        return None if value is None else ()
+    named = tuple(map(str.strip, value.split(",")))
+    if bad := next((name for name in named if not all(map(str.isidentifier, name.split(".")))), None):
+        raise click.BadParameter(f"{bad!r} is no module's name; it takes MODULE,MODULE,... or auto")
+    return named
 
 
 def _recipe(context: click.Context, _parameter: click.Parameter, value: str) -> str:
@@ -249,6 +260,13 @@ def _recipe(context: click.Context, _parameter: click.Parameter, value: str) -> 
 )
 @recovery_options
 @option(
+    "--preload MODULES|auto",
+    "On every node have a process wait with these modules imported, to become a rank of the next attempt; auto: "
+    "those of installed packages that the script begins with (docs/launch.md). [default: none]",
+    callback=_modules,
+    envvar="DEEPLINK_PRELOAD",
+)
+@option(
     "--srun-option OPTION", "Hand an option to the ranks' srun; repeatable.", name="srun_options", multiple=True
 )
 @option(
@@ -272,6 +290,7 @@ def command(  # noqa: PLR0913 - one for each option
     replace_stragglers: bool,
     paths: str | None,
     recovery: RecoveryOptions,
+    preload: tuple[str, ...] | None,
     srun_options: tuple[str, ...],
     interface: str | None,
     inside: _ContainerOptions,
@@ -301,7 +320,8 @@ def command(  # noqa: PLR0913 - one for each option
         config = load_config()
         if interface is not None:
             config = replace(config, interface=interface)
-        backend = _backend(config, local, srun_options, goes_on=link is not None and link.died is not None)
+        goes_on = link is not None and link.died is not None
+        backend = _backend(config, local, srun_options, preload, goes_on=goes_on)
         if link is not None:
             backend.role.term = link.term
         nodes, resting = len(backend.nodes), spares or 0
@@ -372,16 +392,25 @@ def _served_paths(names: str | None, config: Config, inside: _ContainerOptions) 
     return environment(packed_roots(chosen, config), os.environ)
 
 
-def _backend(config: Config, local: int | None, srun_options: tuple[str, ...], *, goes_on: bool) -> Backend:
+def _backend(
+    config: Config,
+    local: int | None,
+    srun_options: tuple[str, ...],
+    preload: tuple[str, ...] | None,
+    *,
+    goes_on: bool,
+) -> Backend:
     if local is not None:
         from deeplink.scheduler.launch.local_backend import LocalBackend
 
         if srun_options:
             raise click.UsageError("--srun-option means nothing with --local")
+        if preload is not None:
+            raise click.UsageError("--preload means nothing with --local")
         return LocalBackend.on_this_machine(local, os.environ, config.store, config.state)
     from deeplink.scheduler.launch.slurm_backend import ANSWER_S, LONG_ANSWER_S, SlurmBackend
 
-    backend = SlurmBackend.from_environment(os.environ, config.state, srun_options)
+    backend = replace(SlurmBackend.from_environment(os.environ, config.state, srun_options), preload=preload)
     return backend.with_granted(LONG_ANSWER_S if goes_on else ANSWER_S)
 
 

@@ -572,6 +572,7 @@ class RankState(_message.Message):
     EXITED_AGO_S_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
+    UNSTARTED_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     pid: _builtins.int
     exited: _builtins.bool
@@ -584,6 +585,8 @@ class RankState(_message.Message):
     """and nothing that it started is left"""
     out_of_memory: _builtins.bool
     """processes of its cgroup were killed for want of memory"""
+    unstarted: _builtins.str
+    """why its command could not even be started: no memory, no such command here"""
     def __init__(
         self,
         *,
@@ -594,10 +597,11 @@ class RankState(_message.Message):
         exited_ago_s: _builtins.float = ...,
         ended: _builtins.bool = ...,
         out_of_memory: _builtins.bool = ...,
+        unstarted: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "ended", b"ended", "exited", b"exited", "exited_ago_s", b"exited_ago_s", "out_of_memory", b"out_of_memory", "pid", b"pid", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "ended", b"ended", "exited", b"exited", "exited_ago_s", b"exited_ago_s", "out_of_memory", b"out_of_memory", "pid", b"pid", "rank", b"rank", "unstarted", b"unstarted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

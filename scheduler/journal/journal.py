@@ -475,8 +475,6 @@ def _as_hit(incident: Incident, hit: dict[str, Any]) -> Incident:
     return replace(incident, attempt=attempt, outcome=IncidentOutcome(hit["outcome"]))
 
 
-
-
 def _writing(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
     check_private_file(path)

@@ -16,7 +16,9 @@ from deeplink.core.types import format_members
 from deeplink.rpc.channel import agent_channel, allow_descriptors, attempt_to_wire
 from deeplink.scheduler.launch.agent_monitor import ANSWER_S, GAP_S, POLL_S, AgentMonitor, GatherPoll
 from deeplink.scheduler.launch.backend import LaunchError, NodesLostError
+from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.launcher_role import HeldRole
+from deeplink.scheduler.launch.process import OUR_WORDS
 from deeplink.v1 import node_pb2
 
 if TYPE_CHECKING:
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.agent_monitor import Unheard
     from deeplink.scheduler.launch.agent_restart import AgentRestart
     from deeplink.scheduler.launch.backend import AgentStep, Reach
-    from deeplink.scheduler.launch.environment import NodeFacts
     from deeplink.scheduler.recovery.relaunch import Silence
     from deeplink.v1 import common_pb2
 
@@ -69,6 +70,7 @@ class AgentPool:
         self._ticked = clock.monotonic()
         self._ask_at = float("-inf")
         self._said_ended = False
+        self._of_first: set[NodeName] = set()  # who came up in the first step of agents
         self.save_at = 0  # the step the ranks are to be told to save at; 0: none
         self._is_over = False
 
@@ -107,9 +109,7 @@ class AgentPool:
         enough: float | None = None
         said = False
         while not told_to_end():
-            for facts in self._step.announced():
-                if facts.node in nodes:
-                    self._admit(facts)
+            self._hear_of(nodes)
             now = self._clock.monotonic()
             missing = {*nodes} - {*self._nodes}
             if not missing:
@@ -131,13 +131,13 @@ class AgentPool:
 
     def _check(self, missing: set[NodeName], spare: int, waited_s: float, logs: str, unheard: Unheard) -> None:
         """Raise if these nodes' agents do not come up any more."""
-        code = self._step.ended()
-        lost = unheard.lost(missing, spare, late=waited_s > START_S or code is not None)
+        is_over = self._step.ended() is not None and not self._is_tried_again
+        lost = unheard.lost(missing, spare, late=waited_s > START_S or is_over)
         if lost:
             raise NodesLostError(lost, waited_s)
         if lost is not None:
             raise self._none_came(missing, waited_s, logs)
-        if code is not None and not self._said_ended:
+        if is_over and not self._said_ended:
             self._said_ended = True
             words = self._step.last_words() or "it says nothing"
             log.warning(
@@ -146,6 +146,35 @@ class AgentPool:
                 words,
                 listed(sorted(missing)),
             )
+
+    def _hear_of(self, nodes: Collection[NodeName]) -> None:
+        """Take in who came up by now, and start agents again that were ended before all had come up."""
+        for facts in self._step.announced():
+            if facts.node in nodes:
+                self._admit(facts)
+                self._of_first.add(facts.name)
+        if self._restarts is None:
+            return
+        for facts in self._restarts.announced():
+            if facts.node in nodes:
+                self._admit(facts)
+                self._of_first.discard(facts.name)
+        gone = self._step.killed()
+        if {*nodes} - {*self._nodes} and self._step.ended() is not None and self._is_tried_again:
+            # Slurm ends all of a step when a slurmd goes away while it is launched (22.05.8).
+            gone = frozenset(nodes)
+            for name in self._of_first:
+                self._nodes.pop(name).close()
+            self._of_first.clear()
+        again = {node: NodeFacts(node=node, address="") for node in gone - {*self._nodes}}
+        if again and (begun := self._restarts.begin(again)):
+            words = self._step.last_words()
+            log.warning("agents on %s were ended (%s): starting once more", listed(sorted(begun)), words)
+
+    @property
+    def _is_tried_again(self) -> bool:
+        """Whether agents that were ended are started again: not those that ended by themselves, and said why."""
+        return self._restarts is not None and not self._step.last_words().startswith(OUR_WORDS)
 
     def _none_came(self, missing: set[NodeName], waited_s: float, logs: str) -> LaunchError:
         names, code, words = listed(sorted(missing)), self._step.ended(), self._step.last_words()

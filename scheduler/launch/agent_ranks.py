@@ -20,7 +20,7 @@ from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.channel import attempt_to_wire
 from deeplink.scheduler.launch.backend import RankStep
 from deeplink.scheduler.launch.launcher_role import HeldRole
-from deeplink.scheduler.recovery.rank_failure import Clue, Failed
+from deeplink.scheduler.recovery.rank_failure import NOT_EXECUTABLE, NOT_FOUND, Clue, Failed
 from deeplink.v1 import node_pb2, node_pb2_grpc
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ FAILED_GRACE_S = (
     3.0  # when one rank has failed the others get so long between TERM and KILL, to save what they can
 )
 KILL_GRACE_S = 0.5  # and when they are to be started again
+UNSTARTED_S = 1.0  # for so long it is waited how others fare with a command that one node could not start
 SILENT_S = 1.0  # an agent that says nothing for so long is not waited for when ranks are ended
 STILL_SILENT_S = 0.3  # nor one that has said nothing before, for longer than any waits for news
 OVER_S = 2.0  # nor is one whose ranks have not ended so long after KILL
@@ -94,6 +95,7 @@ class _Rank:
     exited_at: float = 0.0
     ended: bool = False
     out_of_memory: bool = False
+    unstarted: str = ""  # why its command could not even be started
     missed_at: float | None = None  # since when its agent, which answers, knows nothing of it
 
 
@@ -285,6 +287,7 @@ class AgentRanks(RankStep, Generic[AnySlots]):
         for state in reply.ranks:
             rank = self._ranks.setdefault(state.rank, _Rank(node.name))
             rank.missed_at, rank.ended, rank.out_of_memory = None, state.ended, state.out_of_memory
+            rank.unstarted = state.unstarted
             if state.exited and rank.code is None:
                 rank.code, rank.exited_at = state.code, now - state.exited_ago_s
         told = {state.rank for state in reply.ranks}
@@ -353,11 +356,29 @@ class AgentRanks(RankStep, Generic[AnySlots]):
             rank = self._ranks[number]
             said = f"rank {number} on {rank.node}: {_how(rank.code or 0)}"
             hints = self._slots.failed().hints | ({Clue.OUT_OF_MEMORY} if rank.out_of_memory else set())
-            self._fail(rank.code or 0, Failed(said=said, node=rank.node, hints=hints))
+            if not rank.unstarted:
+                self._fail(rank.code or 0, Failed(said=said, node=rank.node, hints=hints))
+            elif not left or self._is_told_by_all(now):
+                self._fail(rank.code or 0, self._unstarted(number, rank))
         if not left or (self._order.end and self._is_hopeless(left, now)):
             first = self._ranks[min(failed)[1]].code if failed else 0
             self._code = self._code or first or (_KILLED if left else 0)
             self._done.set()
+
+    def _is_told_by_all(self, now: float) -> bool:
+        """Whether it is known by now if a command that one node could not start can be started elsewhere."""
+        is_late = now - (self._first_failed_at or now) >= UNSTARTED_S
+        return is_late or (
+            all(one.unstarted for one in self._ranks.values()) and len(self._ranks) == self._launch.processes
+        )
+
+    def _unstarted(self, number: int, rank: _Rank) -> Failed:
+        """Return as what a rank that could not be started counts: as the command's fault, or its node's."""
+        said = f"rank {number} could not be started: {rank.unstarted}"
+        elsewhere = any(not one.unstarted for one in self._ranks.values())
+        is_command = rank.code in {NOT_FOUND, NOT_EXECUTABLE} and not elsewhere
+        alone = rank.node if elsewhere else None  # what befalls all is of none
+        return Failed(said=said, node=alone, is_of_rank=is_command)
 
     def _has_ended(self, node: _Node) -> bool:
         ranks = [self._ranks.get(number) for number in node.ranks]

@@ -83,6 +83,10 @@ class AgentStep(Protocol):
         """Return the exit code once no agent runs any more; None before."""
         ...
 
+    def killed(self) -> frozenset[NodeName]:
+        """Return the nodes whose agent a signal has ended, as far as its starter says so."""
+        return frozenset()
+
     def last_words(self) -> str:
         """Return the last line that the agents or their starter wrote; empty if there is none."""
         ...

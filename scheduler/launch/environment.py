@@ -102,7 +102,8 @@ class AgentEndpoint:
 
 def leave_seats(folder: Path, before: Mapping[NodeName, NodeFacts]) -> Path:
     """Publish the ports and folders of these agents in the job's folder, for `seat_in`; return the file."""
-    seats = {node: [int(one.address.rpartition(":")[2]), one.token_file] for node, one in before.items()}
+    known = {node: one for node, one in before.items() if one.address}  # others never came up
+    seats = {node: [int(one.address.rpartition(":")[2]), one.token_file] for node, one in known.items()}
     return leave(folder, "seats", json.dumps(seats, separators=(",", ":")).encode())
 
 
@@ -334,12 +335,24 @@ class SlotPlace:
     step: int  # as the launcher numbers them
     folder: Path  # of its node's agent
     of_job: tuple[NodeName, ...]  # the job's nodes, in Slurm's own order
+    # Modules to import for the ranks of the next attempt; empty: what the script begins with; None: nothing
+    preload: tuple[str, ...] | None = None
+    resting: str = ""  # the launch in which its node is a spare; empty where it is none
 
 
-def leave_slots(folder: Path, step: int, nodes: Iterable[NodeFacts], of_job: Sequence[NodeName]) -> str:
+def leave_slots(
+    folder: Path,
+    step: int,
+    launch: Launch,
+    of_job: Sequence[NodeName],
+    preload: Sequence[str] | None = None,
+) -> str:
     """Leave in the job's folder what the slots of a step are to know; return what SLOTS_VARIABLE is to be."""
-    folders = {facts.node: str(Path(facts.token_file).parent) for facts in nodes}
-    told = {"step": step, "folders": folders, "of_job": of_job}
+    folders = {facts.node: str(Path(facts.token_file).parent) for facts in (*launch.nodes, *launch.spares)}
+    told: dict[str, Any] = {"step": step, "folders": folders, "of_job": of_job}
+    if preload is not None:
+        spares = [facts.node for facts in launch.spares]
+        told |= {"preload": preload, "spares": spares, "launch": leave_launch(launch, folder)}
     return str(leave(folder, "slots", json.dumps(told).encode()))
 
 
@@ -347,8 +360,12 @@ def left_slots(env: Mapping[str, str]) -> SlotPlace:
     """Return what this slot is told."""
     try:
         told = json.loads(Path(env[SLOTS_VARIABLE]).read_text(encoding="utf-8"))
-        folder = Path(told["folders"][env["SLURMD_NODENAME"]])
-        return SlotPlace(int(told["step"]), folder, tuple(told["of_job"]))
+        here = env["SLURMD_NODENAME"]
+        folder, in_slurms = Path(told["folders"][here]), tuple(told["of_job"])
+        if "preload" not in told:
+            return SlotPlace(int(told["step"]), folder, in_slurms)
+        resting = told["launch"] if here in told["spares"] else ""
+        return SlotPlace(int(told["step"]), folder, in_slurms, tuple(told["preload"]), resting)
     except (KeyError, ValueError, TypeError, OSError) as problem:
         raise not_launched(f"nothing tells this slot of its agent ({problem!r})") from problem
 

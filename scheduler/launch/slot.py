@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -23,7 +24,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.prctl import become_subreaper, die_with
-from deeplink.scheduler.launch import rank
 from deeplink.scheduler.launch.environment import (
     LAUNCH_VARIABLE,
     SLOTS_VARIABLE,
@@ -33,6 +33,8 @@ from deeplink.scheduler.launch.environment import (
     not_launched,
     slurm_variables,
 )
+from deeplink.scheduler.launch.preloaded import LOADS_S, NOTHING, PreloadedProcess, PythonCommand, predicted
+from deeplink.scheduler.launch.rank import program_of
 from deeplink.scheduler.launch.rank_output import OutputRelay, kept_by
 from deeplink.scheduler.node.rank_processes import SLOT_TAG, ProcessTable, descendants, tagged
 from deeplink.scheduler.node.slot_report import SlotReport, agents_socket
@@ -47,6 +49,7 @@ CONNECT_AGAIN_S = 0.1
 KILL_AGAIN_S = 0.05  # what is started while others are killed is killed the next time
 UNKILLABLE_S = 10.0  # what is left so long after KILL hangs in the kernel; whose turn is next waits for its lock
 END_GRACE_S = 0.5
+PRELOAD_AFTER_S = 10.0  # beside a rank: its own imports come first
 # Slurm sends a step's signals to all of its processes: the rank has them from there, and a slot outlives it.
 _OUTLIVED = frozenset(signal.valid_signals()) - {
     *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
@@ -55,6 +58,7 @@ _OUTLIVED = frozenset(signal.valid_signals()) - {
 _OF_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})  # it ignores them: so would the rank, which is no Python
 # What is of the step of slots alone; an srun within a rank would take it for its own.
 _OF_SLOTS = (SLOTS_VARIABLE, "SLURM_HOSTFILE", "SLURM_DISTRIBUTION")
+_PRELOADED = b"\0"  # what the child says that has let the preloaded process become the rank
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
@@ -80,6 +84,16 @@ class RankSlot:
         self._leaves = False
         self._oom_kills = 0
         self._dispositions: dict[int, Any] = {}
+        self._told: int | None = None  # where the process that is to become the rank says what came of it
+        self._python: PythonCommand | None = None
+        self._preloaded: PreloadedProcess | None = None
+        self._candidate: PreloadedProcess | None = None  # that may become this very rank
+        self._launch, self._preload_at = place.resting, math.inf
+        if place.preload is not None and not os.isatty(
+            0
+        ):  # who is to have the terminal cannot wait beside another
+            self._python = PythonCommand.of(command, env.get("PATH"))
+            self._preload_at = self._heard if place.resting else math.inf
 
     def run(self) -> int:
         """Run ranks until there is to be no more; return the exit code."""
@@ -92,7 +106,9 @@ class RankSlot:
             self._reap()
             self._advance()
             if self._leaves and not self._said.is_running:
+                self._drop_preloaded()
                 return 0
+            self._preload()
             self._wait(woken)
 
     def _note(self, number: int, _frame: object) -> None:
@@ -102,7 +118,11 @@ class RankSlot:
         wait_s = CONNECT_AGAIN_S if self._agent is None else AGENT_S
         if self._kill_at is not None:
             wait_s = KILL_AGAIN_S
-        watched: list[int | socket.socket] = [woken] if self._agent is None else [woken, self._agent]
+        wait_s = min(wait_s, max(0.0, self._preload_at - time.monotonic()))
+        watched: list[int | socket.socket] = [woken, *filter(None, (self._agent,))]
+        if self._preloaded is not None:
+            watched.append(self._preloaded.control)
+            wait_s = wait_s if self._preloaded.is_ready else min(wait_s, max(0.0, self._preloaded.left_s))
         ready, _, _ = select.select(watched, [], [], wait_s)
         if woken in ready:
             with contextlib.suppress(BlockingIOError):
@@ -175,50 +195,80 @@ class RankSlot:
     def _start(self, order: dict[str, Any]) -> None:
         tag = f"{order['attempt']}:{self._said.pid}"
         self._oom_kills = oom_kills()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)
-        pid = os.fork()
-        if not pid:
-            self._become(order, tag)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUTLIVED)
+        if self._preloaded is not None and not self._preloaded.is_ready:
+            self._drop_preloaded()  # it would load beside what the rank loads
+        self._candidate, self._preloaded = self._preloaded, None
+        begun = {
+            "preloaded": False,
+            "attempt": order["attempt"],
+            "rank": order["rank"],
+            "tag": tag,
+            "out_of_memory": False,
+        }
         self._kill_at = None
-        self._say(
-            attempt=order["attempt"],
-            rank=order["rank"],
-            rank_pid=pid,
-            tag=tag,
-            code=None,
-            exited=0.0,
-            ended=False,
-            out_of_memory=False,
-        )
-
-    def _become(self, order: dict[str, Any], tag: str) -> NoReturn:
-        """Turn this child into the rank."""
-        code = 1
+        signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)
         try:
-            die_with(self._said.pid)
-            _lead_a_group()
-            signal.set_wakeup_fd(-1)
-            for number, before in self._dispositions.items():
-                signal.signal(number, signal.SIG_DFL if number in _OF_PYTHON else before)
+            self._told, telling = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            pid = os.fork()
+        except OSError as problem:  # no process, no memory
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUTLIVED)
-            env = {**self._env, LAUNCH_VARIABLE: order["launch"], SLOT_TAG: tag}
-            for name in _OF_SLOTS:
-                env.pop(name, None)
+            why = f"no process for it on {self._here}: {problem.strerror}"
+            self._say(**begun, rank_pid=0, code=1, exited=time.monotonic(), ended=True, unstarted=why)
+            return
+        if not pid:
+            self._become(order, tag, telling)
+        os.close(telling)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUTLIVED)
+        self._say(**begun, rank_pid=pid, code=None, exited=0.0, ended=False, unstarted="")
+        if self._python is not None:
+            self._launch, self._preload_at = order["launch"], time.monotonic() + PRELOAD_AFTER_S
+
+    def _become(self, order: dict[str, Any], tag: str, telling: int) -> NoReturn:
+        """Turn this child, or what has been preloaded, into the rank."""
+        code, why = 1, ""
+        try:
+            self._be_no_slot()
+            env = {**self._own(order["launch"]), SLOT_TAG: tag}
             launch = left_launch(env)
             task = RankTask(order["rank"], self._said.slot, self._here)
-            code = rank.become(
-                self._command, launch, task, {**env, **slurm_variables(launch, task, self._place.of_job)}
-            )
+            slurm = slurm_variables(launch, task, self._place.of_job)
+            program = program_of(self._command, launch, task, {**env, **slurm})
+            if self._candidate is not None:
+                unlike = self._candidate.hand_over(program.env, program.locks)
+                if not unlike:
+                    os.write(telling, _PRELOADED)
+                    os._exit(0)
+                sys.stderr.write(
+                    f"deeplink rank: rank {task.rank} starts without its preloaded imports: {unlike}\n"
+                )
+                sys.stderr.flush()
+            program.start()
         except DeepLinkError as problem:
             sys.stderr.write(f"deeplink rank: {problem}\n  {problem.remedy}\n")
-            code = problem.exit_code
-        except Exception:  # noqa: BLE001 - whatever it is, nobody else would tell
+            code, why = problem.exit_code, str(problem)
+        except Exception as problem:  # noqa: BLE001 - whatever it is, nobody else would tell
             sys.stderr.write(f"deeplink rank: rank {order['rank']} could not be started on {self._here}:\n")
             traceback.print_exc()
+            why = repr(problem)
         finally:
+            os.write(telling, why.encode(errors="replace")[:1000])
             sys.stderr.flush()
             os._exit(code)
+
+    def _be_no_slot(self) -> None:
+        """Be, in a child, what srun would have started."""
+        die_with(self._said.pid)
+        _lead_a_group()
+        signal.set_wakeup_fd(-1)
+        for number, before in self._dispositions.items():
+            signal.signal(number, signal.SIG_DFL if number in _OF_PYTHON else before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUTLIVED)
+
+    def _own(self, launch: str) -> dict[str, str]:
+        return {
+            **{name: value for name, value in self._env.items() if name not in _OF_SLOTS},
+            LAUNCH_VARIABLE: launch,
+        }
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -226,18 +276,78 @@ class RankSlot:
                 pid, status = found
                 if pid == self._said.rank_pid and self._said.code is None:
                     self._has_exited(os.waitstatus_to_exitcode(status))
+                elif self._candidate is not None and pid == self._candidate.pid:
+                    self._candidate.status = status
 
     def _has_exited(self, code: int) -> None:
+        told = b""
+        if self._told is not None:
+            with contextlib.suppress(BlockingIOError):
+                told = os.read(self._told, 1 << 12)
+            os.close(self._told)
+            self._told = None
+        candidate, self._candidate = self._candidate, None
+        if candidate is not None:
+            candidate.control.close()
+            if told == _PRELOADED:
+                self._say(rank_pid=candidate.pid)
+                if candidate.status is None:
+                    return
+                code, told = os.waitstatus_to_exitcode(candidate.status), b""
         self._say(
             code=128 - code if code < 0 else code,
             exited=time.monotonic(),
             ended=not self._left(),
             out_of_memory=oom_kills() > self._oom_kills,
+            unstarted=told.decode(errors="replace"),
         )
 
     def _left(self) -> set[int]:
         """Return what the rank started and is still there, the rank, too."""
-        return descendants(self._table, os.getpid()) | tagged(self._table, self._said.tag)
+        waiting = 0 if self._preloaded is None else self._preloaded.pid
+        return descendants(self._table, os.getpid(), waiting) | tagged(self._table, self._said.tag)
+
+    # What is preloaded.
+
+    def _preload(self) -> None:
+        """Start it when it is time, hear what it says, end it where it takes too long."""
+        now, one = time.monotonic(), self._preloaded
+        if one is not None:
+            one.listen()
+            if one.is_ready and not self._said.preloaded:
+                self._say(preloaded=True)
+            if not (one.failed or one.is_ready) and one.left_s <= 0:
+                one.failed = f"not done after {LOADS_S:.0f} s"
+            if one.failed:
+                self._drop_preloaded()
+                if one.failed != NOTHING and not self._leaves:  # else Slurm ends all that is here
+                    sys.stderr.write(
+                        f"deeplink slot: preloading on {self._here}: {one.failed}; ranks start without\n"
+                    )
+        if now < self._preload_at or self._leaves or self._python is None:
+            return
+        self._preload_at = math.inf
+        if self._preloaded is not None:
+            return
+        given = self._own(self._launch)
+
+        def env() -> dict[str, str]:
+            return predicted(left_launch(given), self._said.slot, self._here, self._place, given)
+
+        signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)
+        try:
+            modules = self._place.preload or ()
+            self._preloaded = PreloadedProcess(self._command, self._python, modules, env, self._be_no_slot)
+        except OSError as problem:
+            sys.stderr.write(f"deeplink slot: preloading on {self._here}: {problem}; ranks start without\n")
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUTLIVED)
+
+    def _drop_preloaded(self) -> None:
+        if self._preloaded is not None:
+            self._preloaded.end()
+            self._preloaded = None
+            self._say(preloaded=False)
 
     def _signal(self, number: int) -> None:
         for pid in self._left() if self._said.is_running else ():

@@ -90,6 +90,8 @@ class SlurmBackend(Backend):
     clock: Clock = field(default_factory=SystemClock)
     granted: Granted = field(default_factory=Granted)
     address: JobAddress | None = None
+    # what slots import before their rank is known; empty: what the script begins with
+    preload: tuple[str, ...] | None = None
     slots: list[SlurmSlots] = field(default_factory=list)  # what waits for ranks to run; two while it is changed
     name: str = "slurm"
     can_requeue: bool = True
@@ -229,6 +231,8 @@ class SlurmBackend(Backend):
         # Slurm ends a step when a node of it boots again that it has not called down (22.05.8): where one was
         # lost, slots that are there are the second choice, for when slurmctld does not answer.
         safe = next((one for one in fitting if one.beside(_started(launch)) <= nodes), None)
+        if self.preload is not None:  # what waits there waits nowhere else
+            safe = safe or next(iter(fitting), None)
         if safe is not None:
             return self._ranks(launch, command, reach, safe, are_new=False)
         before = next(iter(fitting), None)
@@ -299,7 +303,8 @@ class SlurmBackend(Backend):
         number = int(self.clock.unix() * 1000)
         # In a file, and for these steps alone: in the script's environment it would bend every other srun.
         in_slurms = in_order(self.env.get("SLURM_JOB_NODELIST", "")) or self.nodes
-        told = leave_slots(self.folder, number, (*launch.nodes, *launch.spares), in_slurms)
+        preload = self.preload if self._are_for_all(launch) and not launch.starters else None
+        told = leave_slots(self.folder, number, launch, in_slurms, preload)
         starts = [self._slot_step(launch, command, _started(launch), f"{number}", told)]
         if launch.spares and self._are_for_all(launch):
             resting = dict.fromkeys((facts.name for facts in launch.spares), max(launch.started))

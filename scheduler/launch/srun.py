@@ -15,10 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from typing_extensions import override
+
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import write_text
 from deeplink.core.text import printable
+from deeplink.core.types import NodeName
 from deeplink.scheduler.launch.process import AgentProcesses, StartedSlots, abandon_process, end_process
 from deeplink.scheduler.recovery.rank_failure import Clue, Failed, hints_in
 from deeplink.scheduler.slurm import command as processes
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from deeplink.core.clock import Clock
-    from deeplink.core.types import NodeName
     from deeplink.scheduler.launch.backend import EndOf
     from deeplink.scheduler.launch.process import StartedAgents, StarterProcess
     from deeplink.scheduler.slurm.client import Slurm
@@ -159,6 +161,21 @@ class SlurmAgents(AgentProcesses):
     ) -> None:
         self.gone = gone
         super().__init__([argv], env, secret=secret, logfile=logfile, adopted=adopted)
+        self._read, self._killed = self.started.log_start, frozenset[NodeName]()
+
+    @override
+    def killed(self) -> frozenset[NodeName]:
+        try:
+            with self._logfile.open("rb") as log_file:
+                log_file.seek(self._read)
+                lines = log_file.read(_LONGEST_LINE).rpartition(b"\n")[0]
+        except OSError:
+            return self._killed
+        self._read += len(lines)
+        for said in _KILLED.finditer(lines):
+            with contextlib.suppress(NodeSetError):
+                self._killed |= {*unfold(_text(said["nodes"]))}
+        return self._killed
 
 
 def unbroken_pipe() -> tuple[int, int]:
@@ -360,6 +377,7 @@ class SlurmSlots:
 
 _OWN = re.compile(rb"srun: (?:(?:error|fatal): |(?=(?:unrecognized |invalid )?option ))(?P<why>.*)")
 _LAUNCH = re.compile(rb"srun: error: Task launch for \S+ failed on node (?P<node>\S+?):? ")
+_KILLED = re.compile(rb"^srun: error: (?P<nodes>\S+): tasks? [\d,-]+: (?!Exited with )", re.MULTILINE)
 _LONGEST_LINE = 64 << 10
 FINISH_WAIT_S = 2.0
 # What was said longer before the end has nothing to do with it: a batch too large that was made smaller, say.

@@ -97,12 +97,12 @@ def tagged(table: ProcessTable, tag: str) -> set[int]:
     return {pid for pid in alive if tag and table.environment(pid).get(SLOT_TAG) == tag}
 
 
-def descendants(table: ProcessTable, pid: int) -> set[int]:
-    """Return the processes below this one that are there."""
+def descendants(table: ProcessTable, pid: int, without: int = 0) -> set[int]:
+    """Return the processes below this one that are there, but for one and all below it."""
     processes = table.all()
     below, found, queue = _children(processes.values()), set[int](), [pid]
     while queue:
-        queue += (children := below.get(queue.pop(), []))
+        queue += (children := [one for one in below.get(queue.pop(), []) if one != without])
         found.update(children)
     return {one for one in found if processes[one].state not in GONE}
 

@@ -288,6 +288,7 @@ def _state(said: SlotReport, now: float) -> node_pb2.RankState:
         exited_ago_s=0.0 if said.code is None else max(0.0, now - said.exited),
         ended=said.ended,
         out_of_memory=said.out_of_memory,
+        unstarted=said.unstarted,
     )
 
 

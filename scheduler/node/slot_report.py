@@ -41,6 +41,8 @@ class SlotReport:
     exited: float = 0.0  # when, monotonic: one clock for all of a machine
     ended: bool = False  # and nothing that it started is left
     out_of_memory: bool = False  # processes of its cgroup were killed for want of memory
+    preloaded: bool = False  # a process waits that has the next rank's imports done
+    unstarted: str = ""  # why the rank's command could not even be started
 
     @classmethod
     def of(cls, line: bytes) -> SlotReport:

@@ -69,6 +69,10 @@ class Agents:
     starter: str = "srun"
     doubt: str = "Does it?"
     gone: frozenset[NodeName] = frozenset()
+    were_killed: frozenset[NodeName] = frozenset()
+
+    def killed(self) -> frozenset[NodeName]:
+        return self.were_killed
 
     def announced(self) -> list[NodeFacts]:
         said, self.said = self.said, []
@@ -689,6 +693,39 @@ def test_who_still_hangs_is_said_early_and_at_the_end(caplog: pytest.LogCaptureF
         "srun has not started the agents yet, after 10 s. Does it?"
     ]
     fleet.close()
+
+
+@pytest.mark.parametrize("all_ended", [False, True])
+def test_agents_that_were_killed_before_all_had_come_up_are_started_again(
+    node: Callable[[str], Node], *, all_ended: bool
+) -> None:
+    one, two = node("n0"), node("n1")
+    before = replace(one.facts, address="127.0.0.1:1", pid=1)
+    first = Agents([before], code=233 if all_ended else None, were_killed=frozenset({NodeName("n1")}))
+    first.words = "srun: error: n1: task 1: Killed"
+    started: list[set[str]] = []
+
+    def start(nodes: Mapping[NodeName, NodeFacts]) -> Agents:
+        started.append({*nodes})
+        return Agents([there.facts for there in (one, two) if there.facts.node in nodes])
+
+    clock = Ticks()
+    fleet = AgentPool(first, token_of_any, clock, AgentRestart(start, clock))
+    assert came_up(fleet, [NodeName("n0"), NodeName("n1")], 2, logs="the log")
+    assert started == [{"n0", "n1"} if all_ended else {"n1"}]
+    assert fleet.facts[NodeName("n0")] == (one.facts if all_ended else before)
+    fleet.close()
+
+
+def test_agents_that_say_why_they_ended_are_not_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    def start(_nodes: Mapping[NodeName, NodeFacts]) -> Agents:
+        raise AssertionError
+
+    clock, agents = Ticks(), Agents(code=1, words="deeplink: no folder for the store")
+    fleet = AgentPool(agents, token_of_any, clock, AgentRestart(start, clock))
+    with pytest.raises(LaunchError, match="no folder for the store"):
+        came_up(fleet, [NodeName("n0")], 1, logs="the log")
+    assert "starting once more" not in caplog.text
 
 
 def test_who_ended_is_quoted(caplog: pytest.LogCaptureFixture) -> None:

@@ -37,6 +37,9 @@ class Step:
     def ended(self) -> int | None:
         return self.code
 
+    def killed(self) -> frozenset[NodeName]:
+        return frozenset()
+
     def last_words(self) -> str:
         return ""
 

@@ -83,6 +83,9 @@ class NoAgents:
     def ended(self) -> None:
         return None
 
+    def killed(self) -> frozenset[NodeName]:
+        return frozenset()
+
     def last_words(self) -> str:
         return ""
 

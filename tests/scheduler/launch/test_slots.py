@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -93,15 +94,29 @@ class Node:
         (self.folder / self.name).mkdir(exist_ok=True)
         self.agent.listen(self.folder / self.name)
 
-    def start_slots(self, count: int, others: tuple[NodeFacts, ...] = (), step: int = STEP) -> None:
+    def start_slots(
+        self,
+        count: int,
+        others: tuple[NodeFacts, ...] = (),
+        step: int = STEP,
+        program: str = sys.executable,
+    ) -> None:
         script = self.folder / "rank.py"
         script.write_text(RANK)
-        told = leave_slots(self.folder, step, (self.facts, *others), ALL)
+        launch = Launch(
+            attempt=FIRST,
+            nodes=(self.facts, *others),
+            spares=(),
+            ranks=(count,) * (1 + len(others)),
+            master_port=1,
+            passed_on={},
+        )
+        told = leave_slots(self.folder, step, launch, ALL)
         slurm = {"SLURMD_NODENAME": self.name, "SLURM_STEP_ID": "3"}
         for number in range(count):
             argv = [sys.executable, "-P", "-m", "deeplink.scheduler.launch.slot", "--"]
             env = {**os.environ, **slurm, SLOTS_VARIABLE: told, "SLURM_LOCALID": str(number)}
-            self.slots.append(subprocess.Popen([*argv, sys.executable, str(script), str(self.folder)], env=env))
+            self.slots.append(subprocess.Popen([*argv, program, str(script), str(self.folder)], env=env))
 
     def ask(self, launch: Launch, **wanted: object) -> node_pb2.RanksReply:
         ranks = range(launch.ranks[0])
@@ -317,7 +332,7 @@ def test_an_attempt_runs_in_one_step_only_whichever_a_launcher_asks_for_last(nod
 
 def test_a_slot_without_an_agent_does_not_wait_for_ever(tmp_path: Path) -> None:
     one = Node(tmp_path, "n0")
-    told = leave_slots(tmp_path, STEP, [one.facts], ALL)
+    told = leave_slots(tmp_path, STEP, launched(one), ALL)
     short = "import os, sys; from deeplink.scheduler.launch import slot; slot.AGENT_S = 0.3; "
     run = f"{short}sys.exit(slot.main(['--', 'true'], dict(os.environ)))"
     env = {**os.environ, SLOTS_VARIABLE: told, "SLURMD_NODENAME": "n0"}
@@ -443,6 +458,38 @@ def test_all_ranks_that_exit_0_are_a_success_and_the_next_attempt_needs_no_step(
     assert ended(cluster.ranks(slots, SECOND, are_new=False)) == 0
     assert cluster.nodes[0].told(SECOND, 1)["DEEPLINK_ATTEMPT"] == str(SECOND)
     assert cluster.used == []
+
+
+def test_a_command_that_one_node_lacks_is_that_nodes_failure_and_one_that_all_lack_is_the_commands(
+    cluster: Cluster,
+) -> None:
+    cluster.nodes[0].let(0, "sleep")
+    cluster.nodes[0].start_slots(1)
+    cluster.nodes[1].start_slots(1, program="/none/such")
+    step = cluster.ranks(Given())
+    assert ended(step) == 127
+    failed = step.failed()
+    assert (failed.node, failed.is_of_rank) == ("n1", False)
+    assert failed.said == "rank 1 could not be started: /none/such: no such command on n1"
+    for node in cluster.nodes:
+        node.start_slots(1, step=STEP + 1, program="/none/such")
+    step = cluster.ranks(Given(number=STEP + 1), SECOND)
+    assert ended(step) == 127
+    assert (step.failed().node, step.failed().is_of_rank) == (None, True)
+
+
+def test_a_slot_that_can_start_no_process_says_so_and_it_is_not_the_applications_failure(cluster: Cluster) -> None:
+    cluster.nodes[0].let(0, "sleep")
+    cluster.start_slots()
+    poor = cluster.nodes[1]
+    until(lambda: poor.agent._slots)
+    descriptors = len(os.listdir(f"/proc/{poor.slots[0].pid}/fd"))
+    resource.prlimit(poor.slots[0].pid, resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    step = cluster.ranks(Given())
+    assert ended(step) == 1
+    failed = step.failed()
+    assert (failed.node, failed.is_of_rank) == ("n1", False)
+    assert failed.said == "rank 1 could not be started: no process for it on n1: Too many open files"
 
 
 def test_the_first_rank_that_fails_ends_the_others_and_its_code_is_the_steps(cluster: Cluster) -> None:
