@@ -134,7 +134,7 @@ def _print(found: SiteReport, limit: int) -> None:
     if not found.jobs:
         click.echo("no jobs on record")
         return
-    rows = [("", "held (h)", "goodput", *CAUSES)]
+    rows: list[tuple[str, ...]] = [("", "held (h)", "goodput", *CAUSES)]
     rows.append(_row("all", found.whole))
     if len(found.months) > 1:
         rows += [_row(month, one) for month, one in found.months.items() if one.held_s]

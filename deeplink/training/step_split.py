@@ -126,7 +126,10 @@ class StepSplit:
                 before_s=before,
                 device_s=self.device_s,
             )
-            self.totals = StepParts(*map(float.__add__, self.totals, parts))
+            had = self.totals
+            self.totals = StepParts(
+                had[0] + parts[0], had[1] + parts[1], had[2] + parts[2], had[3] + parts[3], had[4] + parts[4]
+            )
             steps, samples = self._counts
             self._counts = (steps + max(1, int(step) - self._step), samples + self._samples)
             self._vitals = (self.totals, self._counts)  # at once: another thread reads it

@@ -18,7 +18,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from deeplink.scheduler.recovery.records import IncidentKind
+from deeplink.scheduler.recovery.records import IncidentKind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,19 @@ CAUSES = ("start", "restart", "repeated", "hang", "slow", "spare", "unknown")
 HOUR_S = 3_600.0
 _NUMBER = r"(\d[\d.]*(?:e[+-]?\d+)?)"
 _SLOWER = re.compile(rf"{_NUMBER} ms against {_NUMBER} ms")  # as launchers say it of a straggler
-_NOT_ENDING = frozenset({IncidentKind.STRAGGLER, IncidentKind.LAUNCHER_RESTARTED, IncidentKind.STORAGE_FROZEN})
+_NOT_ENDING = frozenset(
+    {
+        IncidentKind.STRAGGLER,
+        IncidentKind.LAUNCHER_RESTARTED,
+        IncidentKind.STORAGE_FROZEN,
+        IncidentKind.NODE_SICK,
+        IncidentKind.NODE_BACK,
+        IncidentKind.SLURMD_LOST,
+        IncidentKind.AGENTS_SILENT,
+        IncidentKind.GRES_LEAKED,
+    }
+)
+"""Ranks go on meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +172,8 @@ class _Course:
 
     def _ended_by(self) -> str:
         """Return what the time after its last step is lost to; empty where no incident ended it."""
+        if self.attempt.phase is Phase.SUCCEEDED:
+            return ""
         kinds = {one.kind for one in self.incidents} - _NOT_ENDING
         if IncidentKind.RANKS_HUNG in kinds:
             return "hang"

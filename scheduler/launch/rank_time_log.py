@@ -5,6 +5,7 @@ A rank's own part is its step without waiting for other ranks, and without check
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from deeplink.core import process_metrics as names
@@ -85,4 +86,4 @@ def _slowest(times: Mapping[int, tuple[float, float]], each: int) -> tuple[tuple
 
 
 def _rounded(seconds: float) -> float:
-    return float(f"{seconds:.4g}")
+    return float(f"{seconds:.4g}") if math.isfinite(seconds) else 0.0

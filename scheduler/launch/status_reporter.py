@@ -9,6 +9,7 @@ from deeplink.core.publish import write_text
 from deeplink.core.types import Attempt, NodeName
 from deeplink.rpc.channel import attempt_from_wire
 from deeplink.scheduler.launch.history import step_seconds
+from deeplink.scheduler.launch.rank_time_log import RankTimesLog
 from deeplink.scheduler.recovery.records import (
     Action,
     Beat,
@@ -91,6 +92,7 @@ class StatusReporter:
         )
         self._points: list[ProgressPoint] = []
         self._rank_times: list[RankTimes] = []
+        self._rank_time_log = RankTimesLog()
         # Of rank 0, by its own clock, in the newest attempt that reported.
         self._first_point: ProgressPoint | None = None
         self._last_point: ProgressPoint | None = None
@@ -143,8 +145,9 @@ class StatusReporter:
                     self._first_point = point
                 self._last_point = point
 
-    def note_rank_times(self, times: RankTimes | None) -> None:
+    def note_rank_times(self, reports: Iterable[common_pb2.Progress], attempt: Attempt) -> None:
         """Take over how long the ranks' steps were, for the next heartbeat."""
+        times = self._rank_time_log.take(reports, attempt, self._clock.monotonic())
         if times is not None:
             self._rank_times.append(replace(times, unix=self._clock.unix()))
 

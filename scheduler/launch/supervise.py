@@ -20,7 +20,6 @@ from deeplink.scheduler.launch.hangs import Hangs
 from deeplink.scheduler.launch.history import History, Progress, file_of
 from deeplink.scheduler.launch.launch_spec import RankLayout, lay_out
 from deeplink.scheduler.launch.process import EndedRanks
-from deeplink.scheduler.launch.rank_time_log import RankTimesLog
 from deeplink.scheduler.launch.run_state import AttemptState
 from deeplink.scheduler.launch.slurm_monitor import NodesPoller, SlurmMonitor
 from deeplink.scheduler.launch.status_reporter import StatusReporter, first_attempt, note_attempt, points_of
@@ -77,7 +76,6 @@ class Supervisor:
         self._slurm = SlurmMonitor(run)
         self._end = Ending(run, self._reporter, lambda: self.ending is not None)
         self._hangs = Hangs(run)
-        self._rank_times = RankTimesLog()
         self._attempt = first_attempt(run.backend)
         self._begun = 0  # attempts
         self._usable: list[NodeName] = []
@@ -275,7 +273,7 @@ class Supervisor:
         self._reporter.note_slow(self._hangs.stragglers)
         points = points_of(reports)
         self._reporter.note(points)
-        self._reporter.note_rank_times(self._rank_times.take(reports, self._attempt, now))
+        self._reporter.note_rank_times(reports, self._attempt)
         self._slurm.take(point for point in points if point.attempt == self._attempt)
         if self._progress.take(points, self._attempt, now):
             self._has_news = True

@@ -70,6 +70,9 @@ def test_a_job_without_trouble_loses_its_start() -> None:
     assert found.held_s == RANKS * 1000
     assert lost(found) == {"start": 50}, "what it saves at its end moves training on"
     assert found.share == pytest.approx(0.95)
+    done = replace(one, phase=Phase.SUCCEEDED)
+    told = [incident(one, IncidentKind.NODE_SILENT), incident(one, IncidentKind.NODE_SICK)]
+    assert goodput(job(done), told, {one.attempt: 150.0}, **ALWAYS) == found, "a spare that was lost, say"
 
 
 def test_a_lost_node_costs_the_restart_and_the_steps_done_again() -> None:

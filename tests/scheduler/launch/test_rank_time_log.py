@@ -52,6 +52,10 @@ def test_ranks_that_count_nothing_are_known_by_their_own_word() -> None:
     log = RankTimesLog()
     log.take([], FIRST, 0.0)
     assert log.take([said(0, 0)], FIRST, 10.0) is None, "nothing is known"
+    odd = [said(0, 5, float("inf")), said(2, 5, float("nan"))]
+    assert log.take(odd, FIRST, 15.0) is None, "nor by what is no number"
+    log.take([], AGAIN, 0.0)
+    log.take([], FIRST, 10.0)
     row = log.take([said(2, 0, work=0.25)], FIRST, 20.0)
     assert row is not None
     assert row.own_s == (0.0, 0.0, 0.25)
