@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
     [
         "2+1 operator; node-killed last @20+1 for 5; watchdog-killed ctl @20+2 for 2",
         # An agent that was killed before it had come up cost 120 s and the run.
-        "2+0 none; agent-killed batch @0+2",
+        "2+0 none; agent-killed batch @0+1",
         # Slurm ends all of a step when a slurmd goes away while the step is launched.
         "2+1 none; slurmd-killed last @0+2 for 6",
     ],
