@@ -116,6 +116,9 @@ class CaseRun:
             target, how = self._aim(one)
             target = self.stand.lab.inject(one.what, target, how).target
         except DeepLinkError as problem:
+            if not (one.step or newest_step(self.stand.lines())):
+                self.waiting.append(one)  # nothing is there yet that it could hit: once it is
+                return
             self.over.append(Injected(injection=one, began_unix=began, missed=str(problem)))
             self.say(f"{one} left out: {problem}")
             return

@@ -16,7 +16,7 @@ CASES = (
     # Slurm puts the job back because its controller was cut off: that was an incident beside the controller's.
     "2+1 operator; controller-cut ctl @20+0 for 20",
     # An agent that was killed before it had come up cost 120 s and the run.
-    "2+0 none; agent-killed batch @0+2",
+    "2+0 none; agent-killed batch @0+1",
     # Slurm ends all of a step when a slurmd goes away while the step is launched.
     "2+1 none; slurmd-killed last @0+2 for 6",
 )

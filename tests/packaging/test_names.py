@@ -20,6 +20,7 @@ def test_a_public_class_name_is_used_once() -> None:
 
 # Each package has its own, and every reader knows the kind; or the command of that name, and what it works on.
 SHARED = {"__init__", "client", "errors", "server", "settings"} | {"index", "plan", "srun"}
+SHARED |= {"sitecustomize"}  # which Python looks for
 
 
 def test_a_module_name_means_one_thing() -> None:

@@ -2,9 +2,10 @@
 
 import os
 
-try:
-    from deeplink_preload import wait_for_rank  # type: ignore[import-not-found, unused-ignore]
+if "DEEPLINK_PRELOADING" in os.environ:
+    try:
+        from deeplink_preload import wait_for_rank  # type: ignore[import-not-found, unused-ignore]
 
-    wait_for_rank()
-except BaseException:  # noqa: BLE001 - Python would go on with the user's script, where no rank is to run
-    os._exit(70)
+        wait_for_rank()
+    except BaseException:  # noqa: BLE001 - Python would go on with the user's script, where no rank is to run
+        os._exit(70)
