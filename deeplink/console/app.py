@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
@@ -22,7 +22,7 @@ from deeplink.console.query import Query, QueryError, search, select_jobs
 from deeplink.console.request_guard import Access, Refusal, RequestGuard, answer
 from deeplink.console.snapshot import job_document, job_row
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.metrics import CONSOLE_DROPPED, CONSOLE_STREAMS
+from deeplink.core.metrics import CONSOLE, CONSOLE_DROPPED, CONSOLE_STREAMS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -152,10 +152,10 @@ class _Pages:
         latest, asked = self.feed.latest, Query.of(dict(request.query_params))
         return _json(request, {"hits": search(asked.text, latest.document, latest.jobs)})
 
-    async def metrics(self, _request: Request) -> Response:
-        return Response(
-            generate_latest(), headers={"content-type": CONTENT_TYPE_LATEST, "cache-control": "no-store"}
-        )
+    async def metrics(self, request: Request) -> Response:
+        encode_metrics, kind = choose_encoder(request.headers.get("accept", ""))
+        body = await asyncio.to_thread(encode_metrics, CONSOLE.registry)
+        return Response(body, headers={"content-type": kind, "cache-control": "no-store"})
 
     async def health(self, request: Request) -> Response:
         document = self.feed.latest.document

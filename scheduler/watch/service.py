@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.metrics import WatchMetrics, serve_metrics
+from deeplink.core.metrics import WatchMetrics
+from deeplink.core.metrics_server import serve_metrics
 from deeplink.rpc.channel import allow_descriptors
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.journal.standby import emergency_of
@@ -52,6 +53,7 @@ class WatchSettings:
     policy: WatchPolicy = field(default_factory=WatchPolicy)  # when evidence is enough
     interval_s: float = 1.0  # seconds between two looks in calm
     metrics_bind: str = ""  # `host:port` for Prometheus; empty for none
+    metrics_token: str = ""  # who asks for metrics must show it; empty: nobody need
     channels: tuple[Channel, ...] = ()  # who is told about incidents
 
 
@@ -106,7 +108,7 @@ def watching(
             bound.health.set(service, status)
 
         if settings.metrics_bind:
-            stack.callback(serve_metrics(settings.metrics_bind, metrics.registry))
+            stack.callback(serve_metrics(settings.metrics_bind, metrics.registry, settings.metrics_token))
         bound.server.start()
         stack.callback(lambda: bound.server.stop(STOP_GRACE_S).wait(2 * STOP_GRACE_S))
         metrics.leading.set(1)

@@ -60,7 +60,7 @@ def message(batch: Sequence[IncidentNews], host: str) -> Notification:
     """Return one message about all news of a batch, told by the watchdog on `host`."""
     name = hashlib.sha256("\n".join(str(news) for news in batch).encode()).hexdigest()[:32]
     subject = f"DeepLink: {_subject(batch)}"
-    lines = [_line(news) for news in batch[:MOST_LINES]]
+    lines = [line(news) for news in batch[:MOST_LINES]]
     if len(batch) > MOST_LINES:
         lines.append(f"and {len(batch) - MOST_LINES} more: deeplink incidents")
     text = "\n".join(lines if len(batch) == 1 else [_subject(batch), *lines])
@@ -109,7 +109,8 @@ def _title(news: IncidentNews) -> str:
     return f"{' '.join(about)}: {incident.outcome.value}"
 
 
-def _line(news: IncidentNews) -> str:
+def line(news: IncidentNews) -> str:
+    """Return what there is to say of an incident, in one line."""
     incident = news.incident
     words = [_title(news)]
     if incident.recovered_unix:

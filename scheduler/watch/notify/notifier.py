@@ -12,12 +12,13 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.journal.journal import JournalError
 from deeplink.scheduler.watch.notify.channels import Pacer, Turn
 from deeplink.scheduler.watch.notify.delivery import Notification, NotSentError, message, sender
+from deeplink.scheduler.watch.notify.incident_metrics import IncidentCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -60,6 +61,11 @@ class Teller:
     def __post_init__(self) -> None:
         """Begin to keep account of what the channel was told."""
         self._pacer = Pacer(self.channel.pace)
+
+    @property
+    def name(self) -> str:
+        """The channel's."""
+        return self.channel.name
 
     def tell(self) -> float:
         """Send what may be sent; return how many seconds there is nothing to do unless there is news."""
@@ -148,16 +154,29 @@ def _until(turn: Turn) -> float:
     return LOOK_S if turn.wait_s is None else min(LOOK_S, max(0.05, turn.wait_s))
 
 
+class Telling(Protocol):
+    """What is told of incidents."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    def tell(self) -> float:
+        """Go round once; return in how many seconds again, unless there is news."""
+        ...
+
+
 class Notifier:
     """The threads of all channels."""
 
-    def __init__(self, tellers: Sequence[Teller]) -> None:
+    def __init__(self, tellers: Sequence[Telling]) -> None:
         self._tellers = tellers
         self._news = [threading.Event() for _ in tellers]
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(
-                target=self._run, args=(teller, news), name=f"deeplink-notify-{teller.channel.name}", daemon=True
+                target=self._run, args=(teller, news), name=f"deeplink-notify-{teller.name}", daemon=True
             )
             for teller, news in zip(tellers, self._news, strict=True)
         ]
@@ -180,7 +199,7 @@ class Notifier:
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    def _run(self, teller: Teller, news: threading.Event) -> None:
+    def _run(self, teller: Telling, news: threading.Event) -> None:
         trouble = ""
         while not self._stop.is_set():
             news.clear()
@@ -192,10 +211,10 @@ class Notifier:
                 # Whatever is wrong with one channel, the others go on, and its metric stands still.
                 wait_s, said = LOOK_S, repr(problem)
                 if said != trouble and not self._stop.is_set():
-                    log.exception("channel %s", teller.channel.name)
+                    log.exception("channel %s", teller.name)
                     trouble = said
             if said and said != trouble and not self._stop.is_set():  # at the end the journal is closed before us
-                log.warning("channel %s: %s", teller.channel.name, said)
+                log.warning("channel %s: %s", teller.name, said)
             trouble = said
             news.wait(wait_s)
 
@@ -213,7 +232,9 @@ def notifying(
     for teller in tellers:
         journal.open_channel(teller.channel.name)  # before the first incident of this watchdog
         metrics.notify_time.labels(teller.channel.name).set(clock.unix())
-    notifier = Notifier(tellers)
+    counter = IncidentCounter(journal=journal, clock=clock, metrics=metrics)
+    journal.open_channel(counter.name)
+    notifier = Notifier([*tellers, counter])
     notifier.start()
     journal.listen(notifier.wake)
     try:

@@ -361,6 +361,10 @@ def test_metrics_name_every_source(
     eventually(lambda: 'deeplink_console_nodes{health="down"} 2.0' in text())
     for source in ("nodes", "jobs", "switches", "journal"):
         assert f'deeplink_console_source_up{{source="{source}"}} 1.0' in text()
+    assert 'deeplink_job_info{job_id="17",label="17",name="digits-ddp",user="alice"} 1.0' in text()
+    assert 'deeplink_job_attempts_total{job_id="17"} 2.0' in text()
+    assert "deeplink_store_healthy" not in text()
+    assert "deeplink_watch_" not in text()
     promtool = subprocess.run(
         ["promtool", "check", "metrics"],
         input=text(),
