@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
+from deeplink.console.concerns import STANDING_S
 from deeplink.console.feed import PACKED_LEVEL, encode
 from deeplink.console.query import Query, QueryError, search, select_jobs
 from deeplink.console.request_guard import Access, Refusal, RequestGuard, answer
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from deeplink.console.feed import Feed
     from deeplink.console.journal_queries import JournalQueries
 
+METRICS_PORT = "9411"  # of node agents
 WORTH_PACKING = 1_000  # bytes
 SLOW_S = 10.0  # a browser that takes nothing for so long is let go; it comes back by itself
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -148,6 +150,19 @@ class _Pages:
         return _json(request, {"incident": found})
 
     @_asking
+    async def targets(self, request: Request) -> Response:
+        """Tell Prometheus (http_sd) each node whose agent was heard within a day, at the port of its metrics."""
+        port, document = request.query_params.get("port", METRICS_PORT), self.feed.latest.document
+        if not (port.isascii() and port.isdigit() and len(port) < 6):  # noqa: PLR2004 - a port
+            raise QueryError(f"port {port!r} is no port", remedy=f"Leave it out for {METRICS_PORT}.")
+        known = [
+            {"targets": [f"{node['name']}:{port}"], "labels": {"instance": node["name"], "leaf": node["switch"]}}
+            for node in document["nodes"].values()
+            if node["live"] or document["unix"] - node["heard_unix"] < STANDING_S
+        ]
+        return Response(encode(known), 200, {"cache-control": "no-store"}, "application/json")
+
+    @_asking
     async def search(self, request: Request) -> Response:
         latest, asked = self.feed.latest, Query.of(dict(request.query_params))
         return _json(request, {"hits": search(asked.text, latest.document, latest.jobs)})
@@ -235,6 +250,7 @@ def build_app(
         Route("/api/v1/jobs/{job}", pages.job),
         Route("/api/v1/incidents", pages.incidents),
         Route("/api/v1/incidents/{name}", pages.incident),
+        Route("/api/v1/targets", pages.targets),
         Route("/api/v1/events", _Stream(feed)),
         Route("/metrics", pages.metrics),
         Route("/healthz", pages.health),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.notify.channels import Channel
 
 STOP_GRACE_S = 1.0
+NAME_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,19 @@ def _emergency(journal: Path, say: Callable[[str], None]) -> Path | None:
         return None
 
 
+def _cluster_name() -> Callable[[], str]:
+    """Return what asks Slurm for the cluster's name, for messages, until it has said it once."""
+    slurm, known = Slurm(run=partial(run, timeout_s=NAME_S)), list[str]()
+
+    def name() -> str:
+        if not known:
+            with suppress(DeepLinkError):
+                known.append(slurm.cluster_name())
+        return known[0] if known else ""
+
+    return name
+
+
 @contextmanager
 def watching(
     settings: WatchSettings, say: Callable[[str], None], alarm: threading.Event, clock: Clock | None = None
@@ -80,8 +94,9 @@ def watching(
         lock = stack.enter_context(leading(settings.journal))
         journal = stack.enter_context(Journal(settings.journal, emergency=_emergency(settings.journal, say)))
         metrics = WatchMetrics(CollectorRegistry())
-        stack.enter_context(notifying(settings.channels, journal, clock, metrics, socket.gethostname()))
-        stack.enter_context(beating(settings.channels, journal, clock, metrics, socket.gethostname()))
+        host = socket.gethostname()
+        stack.enter_context(notifying(settings.channels, journal, clock, metrics, host, _cluster_name()))
+        stack.enter_context(beating(settings.channels, journal, clock, metrics, host))
         slurm, heartbeats = Slurm(run=partial(run, timeout_s=COMMAND_S)), HeartbeatTable(alarm)
         observer = Observer(
             slurm=slurm,
