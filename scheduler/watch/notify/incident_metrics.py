@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.recovery.records import Incident
 
 log = logging.getLogger(__name__)
+log.setLevel(logging.INFO)  # every incident is a line, also where nobody asked for more
 
 CHANNEL = "~metrics"
 """What the journal calls it: no name that a site's channel may have."""

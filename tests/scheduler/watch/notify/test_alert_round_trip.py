@@ -1,4 +1,4 @@
-"""Through the real Prometheus and Alertmanager: an incident rings, a webhook hears it; healed, it hears that too."""
+"""Through the real Prometheus and Alertmanager: an incident rings and is heard; it heals, and that is heard."""
 
 from __future__ import annotations
 
