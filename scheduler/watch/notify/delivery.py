@@ -59,7 +59,7 @@ class Notification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Background:
+class NewsContext:
     """What makes news of use to who reads them: whose jobs they are about, on which cluster, where to see more."""
 
     cluster: str = ""  # empty: not known
@@ -85,10 +85,10 @@ class Background:
         }
 
 
-UNKNOWN = Background()
+UNKNOWN = NewsContext()
 
 
-def message(batch: Sequence[IncidentNews], host: str, known: Background = UNKNOWN) -> Notification:
+def message(batch: Sequence[IncidentNews], host: str, known: NewsContext = UNKNOWN) -> Notification:
     """Return one message about all news of a batch, told by the watchdog on `host`."""
     name = hashlib.sha256("\n".join(str(news) for news in batch).encode()).hexdigest()[:32]
     subject = f"DeepLink{f' {known.cluster}' if known.cluster else ''}: {_subject(batch)}"
@@ -146,7 +146,7 @@ def _title(news: IncidentNews) -> str:
     return f"{' '.join(about)}: {incident.outcome.value}"
 
 
-def line(news: IncidentNews, known: Background = UNKNOWN) -> str:
+def line(news: IncidentNews, known: NewsContext = UNKNOWN) -> str:
     """Return what there is to say of an incident, in one line."""
     incident = news.incident
     owner, link = known.owner(incident), known.link(incident)

@@ -19,15 +19,15 @@ from deeplink.scheduler.journal.incident_json import IncidentNews, gravity
 from deeplink.scheduler.journal.journal import JournalError
 from deeplink.scheduler.recovery.records import IncidentOutcome
 from deeplink.scheduler.watch.notify.channels import Pacer, Turn
+from deeplink.scheduler.watch.notify.daily_digest import DAY_S, digest, latest
 from deeplink.scheduler.watch.notify.delivery import (
     MOST_DOCUMENTS,
-    Background,
+    NewsContext,
     Notification,
     NotSentError,
     message,
     sender,
 )
-from deeplink.scheduler.watch.notify.digest import DAY_S, digest, latest
 from deeplink.scheduler.watch.notify.incident_metrics import IncidentCounter
 
 if TYPE_CHECKING:
@@ -150,10 +150,10 @@ class Teller:
             self._unnoted.update((news.key, "sent") for news in batch)
             self._well()
 
-    def _background(self, batch: Sequence[IncidentNews]) -> Background:
+    def _background(self, batch: Sequence[IncidentNews]) -> NewsContext:
         numbers = {news.incident.attempt.job for news in batch[:MOST_DOCUMENTS] if news.incident.attempt}
         jobs = {number: job for number in numbers if (job := self.journal.job(number))}
-        return Background(cluster=self.channel.cluster or self.cluster(), page=self.channel.page, jobs=jobs)
+        return NewsContext(cluster=self.channel.cluster or self.cluster(), page=self.channel.page, jobs=jobs)
 
     def _look_at_clock(self) -> None:
         """Make the day's digest once its time has come; what it could not be told in time is left out."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from deeplink.core.text import counted
 from deeplink.scheduler.journal.incident_json import IncidentNews, totals
 from deeplink.scheduler.recovery.records import IncidentOutcome
-from deeplink.scheduler.watch.notify.delivery import Background, Notification, line
+from deeplink.scheduler.watch.notify.delivery import NewsContext, Notification, line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ def latest(at: tuple[int, int], unix: float) -> float:
 
 
 def digest(
-    incidents: Sequence[Incident], host: str, known: Background, since_unix: float, until_unix: float
+    incidents: Sequence[Incident], host: str, known: NewsContext, since_unix: float, until_unix: float
 ) -> Notification:
     """Return the message of all incidents between two times; there is at least one."""
     begun, ended = (time.strftime("%Y-%m-%d %H:%M", time.localtime(unix)) for unix in (since_unix, until_unix))
