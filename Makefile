@@ -14,7 +14,7 @@ PROTOS := $(sort $(wildcard proto/deeplink/v1/*.proto))
 PROTO_OUT ?= .
 # From Debian 13 on pivot_root is in util-linux-extra, and e2fsprogs is not there by itself.
 SLURM := slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins iproute2 util-linux util-linux-extra e2fsprogs
-TEST_TOOLS := chromium chromium-driver prometheus systemd charliecloud-runtime
+TEST_TOOLS := chromium chromium-driver prometheus prometheus-alertmanager systemd charliecloud-runtime
 # setuptools warns of its own editable installs; nobody here can do anything about it.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 PEER_PIP := PYTHONWARNINGS=ignore $(PEERS)/bin/python -m pip --quiet --disable-pip-version-check --no-input install --no-deps --no-compile
@@ -180,7 +180,7 @@ slurm:  ## Slurm's packages, when root on Debian or Ubuntu (needed by demo and t
 	@.ci/debian slurm 'slurmctld slurmd sbatch munged ip unshare pivot_root mkfs.ext4' $(SLURM)
 
 test-tools: | slurm
-	@.ci/debian tools 'chromium chromedriver promtool systemd-analyze ch-run' $(TEST_TOOLS)
+	@.ci/debian tools 'chromium chromedriver promtool prometheus-alertmanager systemd-analyze ch-run' $(TEST_TOOLS)
 	@# A minimal Debian has no /etc/hosts: there nobody knows `localhost`, which chromedriver listens on.
 	@getent hosts localhost >/dev/null || .ci/debian names '' libnss-myhostname
 

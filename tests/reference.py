@@ -1,6 +1,6 @@
-"""Writes docs/reference.md, what every command and error says of itself: `make reference`.
+"""Writes docs/reference.md (commands, errors), docs/metrics.md and the Grafana boards: `make reference`.
 
-Settings stand in docs/configuration.md and metrics in docs/operator.md; tests hold those against the code.
+Settings stand in docs/configuration.md; tests hold those against the code.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
+from prometheus_client import CollectorRegistry
 
 from deeplink.cli import cli
+from deeplink.core.metrics import AGENT, CONSOLE, WatchMetrics
+from tests.dashboards import boards
 from tests.house import ROOT, modules
 
-PAGE = ROOT / "docs" / "reference.md"
 HEAD = """# Reference
 
 Every command with its options, and every error with its exit code. Written by `make reference` from the code;
 a test holds it against the code. Settings: [configuration](configuration.md). Metrics:
-[operating](operator.md#metrics).
+[metrics](metrics.md).
 
 """
 
@@ -85,8 +88,43 @@ def page() -> str:
     return re.sub(r"[ \t]+$", "", "".join(lines), flags=re.MULTILINE)
 
 
+METRICS_HEAD = """# Metrics
+
+Written by `make reference` from `deeplink/core/metrics.py`; a test holds it against the code. Each daemon
+exports its own and those of its process (`process_*`, `python_*`), nothing of another daemon. A histogram has
+`_bucket`, `_sum` and `_count` behind its name; in OpenMetrics the watchdog's have the attempt as an exemplar.
+`_info` metrics are 1, and join what they name to the others:
+`deeplink_job_step * on (job_id) group_left (name, user) deeplink_job_info`.
+
+How to scrape them, alerts and boards: [operating](operator.md#metrics), [alerts](alerts.md).
+"""
+
+
+def metrics_page() -> str:
+    """Return what docs/metrics.md should hold."""
+    lines = [METRICS_HEAD]
+    watch = WatchMetrics(CollectorRegistry()).rows
+    tables = (("The node agent", AGENT.rows), ("The watchdog", watch), ("The console", CONSOLE.rows))
+    for title, rows in tables:
+        lines.append(f"\n## {title}\n\n| metric | kind | labels | means |\n|---|---|---|---|\n")
+        for row in rows:
+            labels = ", ".join(f"`{label}`" for label in row.labels)
+            lines.append(f"| `{row.name}` | {row.kind} | {labels} | {row.means.rstrip('.')} |\n")
+    return "".join(lines)
+
+
+def written() -> dict[Path, str]:
+    """Return every file that is written from the code, with what it should hold."""
+    docs = ROOT / "docs"
+    return {docs / "reference.md": page(), docs / "metrics.md": metrics_page(), **boards()}
+
+
 if __name__ == "__main__":
+    stale = {path: text for path, text in written().items() if not path.exists() or path.read_text() != text}
     if "--check" in sys.argv:  # in a process of its own: click remembers a command's first --help
-        sys.exit(0 if PAGE.read_text() == page() else "docs/reference.md is stale: run `make reference`")
-    PAGE.write_text(page())
-    sys.stdout.write(f"{PAGE.relative_to(ROOT)} written\n")
+        names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
+        sys.exit(f"stale: {names}; run `make reference`" if stale else 0)
+    for path, text in stale.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        sys.stdout.write(f"{path.relative_to(ROOT)} written\n")

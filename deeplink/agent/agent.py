@@ -26,6 +26,7 @@ from deeplink.cache.store.store import Store
 from deeplink.core import metrics
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.metrics_server import serve_metrics
 from deeplink.core.store_place import SharedStoreError
 from deeplink.core.timeouts import CachedProbe
 from deeplink.rpc.acceptor import Farewell
@@ -77,6 +78,7 @@ class AgentSettings:
     store: Path  # folder of the shards on this node's SSD; made when it is not there
     store_why: str = ""  # what chose it
     metrics_bind: str = ""  # `host:port` to serve Prometheus metrics on; empty for none
+    metrics_token: str = ""  # who asks for them must show it; empty: nobody need
     topology_address: str = ""  # SLURM_TOPOLOGY_ADDR of this node; empty outside of Slurm
     config: Config | None = None  # catalog, members, budget, rates; None: it only keeps what it is given
     keeps_copies: bool = False
@@ -158,7 +160,8 @@ class Agent:
         )
         try:
             if self.settings.metrics_bind:
-                self._stop_metrics = metrics.serve_metrics(self.settings.metrics_bind)
+                bind, token = self.settings.metrics_bind, self.settings.metrics_token
+                self._stop_metrics = serve_metrics(bind, metrics.AGENT.registry, token)
             self._local = self._local_listener()
         except DeepLinkError:
             self.stop()

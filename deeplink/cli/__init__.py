@@ -153,36 +153,16 @@ class _LazyGroup(click.Group):
 )
 @click.version_option(deeplink.__version__, prog_name="deeplink")
 @click.option("-v", "--verbose", count=True, help="Say more (-v: what is done, -vv: every detail).")
+@click.option("--log-json", is_flag=True, help="Log one JSON object a line.")
 @click.pass_context
-def cli(ctx: click.Context, verbose: int) -> None:
+def cli(ctx: click.Context, verbose: int, *, log_json: bool) -> None:
     """DeepLink makes a Slurm cluster good at deep learning."""
     _warn_of_misspelt()
     if ctx.invoked_subcommand == "sbatch" and not verbose:
         return  # it logs nothing, and would wait for what logs
-    _log_to_stderr(verbose)
+    from deeplink.cli.logs import log_to_stderr
 
-
-def _log_to_stderr(verbose: int) -> None:
-    import logging
-
-    from deeplink.core.text import printable, printable_lines
-
-    class OneLine(logging.Formatter):
-        """Writes each message as one printable line, and a traceback below it: both may quote foreign text."""
-
-        @override
-        def formatMessage(self, record: logging.LogRecord) -> str:
-            record.message = printable(record.message)
-            return super().formatMessage(record)
-
-        @override
-        def formatException(self, ei: Any) -> str:
-            return printable_lines(super().formatException(ei))
-
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    level = [logging.WARNING, logging.INFO, logging.DEBUG][min(verbose, 2)]
-    logging.basicConfig(level=level, handlers=[handler])
+    log_to_stderr(verbose, as_json=log_json)
 
 
 def _warn_of_misspelt() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from deeplink.cli.options import flag, option, path_option, standing_secret
+from deeplink.cli.options import flag, metrics_token, option, path_option, standing_secret
 from deeplink.core.clock import SystemClock
 from deeplink.core.config import explained_store, load_config
 from deeplink.core.prctl import die_with
@@ -57,6 +57,7 @@ Examples:
     "0600 file with the token every call must carry; made when it is not there. Needed beyond loopback.",
 )
 @option("--metrics-bind HOST:PORT", "Serve Prometheus metrics over HTTP there.", default="")
+@path_option("--metrics-token-file FILE", "0600 file with the token to show for metrics. Needed beyond loopback.")
 @option("--name NODE", "This member's name. [default: config node, Slurm's name, host name]")
 def command(
     *,
@@ -65,6 +66,7 @@ def command(
     store: Path | None,
     token_file: Path | None,
     metrics_bind: str,
+    metrics_token_file: Path | None,
     name: str | None,
 ) -> None:
     """Serve this node's shards and watch over its ranks, until SIGTERM."""
@@ -96,6 +98,7 @@ def command(
             store=(store or config.store).absolute(),
             store_why="--store" if store else explained_store().why,
             metrics_bind=metrics_bind,
+            metrics_token=metrics_token(metrics_bind, metrics_token_file),
             topology_address=os.environ.get("SLURM_TOPOLOGY_ADDR", ""),
             config=config,
             keeps_copies=job,

@@ -189,6 +189,18 @@ def standing_secret(bind: str, token_file: Path | None, default: Path) -> tuple[
     return standing_token(token_file, default)
 
 
+def metrics_token(bind: str, token_file: Path | None) -> str:
+    """Return the token that who asks for metrics must show; empty where nobody need, on loopback alone."""
+    from deeplink.rpc.daemon import is_loopback
+    from deeplink.rpc.tokens import read_token
+
+    host = bind.rpartition(":")[0].strip("[]")
+    if token_file is None and host and not is_loopback(host):
+        problem = f"metrics at {bind} can be read by others, and there is no token"
+        raise click.UsageError(f"{problem}; give --metrics-token-file FILE")
+    return read_token(token_file) if token_file else ""
+
+
 def script_text(name: str, most: int) -> str:
     """Return the beginning of a script, found as a shell finds it; empty where it cannot be read."""
     found = name if "/" in name or Path(name).is_file() else shutil.which(name)

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 from typing_extensions import override
 
-from deeplink.cli.options import flag, integer, json_option, option, path_option, real, standing_secret
+from deeplink.cli.options import (
+    flag,
+    integer,
+    json_option,
+    metrics_token,
+    option,
+    path_option,
+    real,
+    standing_secret,
+)
 from deeplink.cli.output import print_json, speaker
 from deeplink.core.clock import SystemClock
 from deeplink.core.config import load_config
@@ -97,6 +106,7 @@ class _User(click.ParamType[int]):
 )
 @integer("--days", "How long the token of --mint is good for.", 1, 3650, default=MINTED_DAYS)
 @option("--metrics-bind HOST:PORT", "Serve Prometheus metrics over HTTP there.", default="")
+@path_option("--metrics-token-file FILE", "0600 file with the token to show for metrics. Needed beyond loopback.")
 @flag("--notify-test", "Send a test message to each channel of `notify_file`, end.")
 @flag("--once", "Look for some seconds, do what is to be done, end.")
 @json_option("One JSON object per line instead of sentences.")
@@ -113,6 +123,7 @@ def command(  # noqa: PLR0913 - one parameter for each option
     mint: int | None,
     days: int,
     metrics_bind: str,
+    metrics_token_file: Path | None,
     notify_test: bool,
     once: bool,
     as_json: bool,
@@ -145,6 +156,7 @@ def command(  # noqa: PLR0913 - one parameter for each option
         policy=with_thresholds(WatchPolicy(resume=resume), config.recovery),
         interval_s=interval,
         metrics_bind=metrics_bind,
+        metrics_token=metrics_token(metrics_bind, metrics_token_file),
         channels=channels,
     )
     _lead(settings, speaker(as_json=as_json), _Stop(), once=once)

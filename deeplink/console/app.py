@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
 from deeplink.console import openapi
+from deeplink.console.concerns import STANDING_S
 from deeplink.console.feed import PACKED_LEVEL, encode
 from deeplink.console.query import Query, QueryError, search, select_jobs
 from deeplink.console.request_guard import Access, Refusal, RequestGuard, answer
 from deeplink.console.snapshot import job_document, job_row
 from deeplink.console.timeline import NodeEvent
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.metrics import CONSOLE_DROPPED, CONSOLE_STREAMS
+from deeplink.core.metrics import CONSOLE, CONSOLE_DROPPED, CONSOLE_STREAMS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from deeplink.console.feed import Feed
     from deeplink.console.journal_queries import JournalQueries
 
+METRICS_PORT = "9411"  # of node agents
 WORTH_PACKING = 1_000  # bytes
 SLOW_S = 10.0  # a browser that takes nothing for so long is let go; it comes back by itself
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -168,6 +170,19 @@ class _Pages:
         return _json(request, {"incident": found})
 
     @_asking
+    async def targets(self, request: Request) -> Response:
+        """Tell Prometheus (http_sd) each node whose agent was heard within a day, at the port of its metrics."""
+        port, document = request.query_params.get("port", METRICS_PORT), self.feed.latest.document
+        if not (port.isascii() and port.isdigit() and len(port) < 6):  # noqa: PLR2004 - a port
+            raise QueryError(f"port {port!r} is no port", remedy=f"Leave it out for {METRICS_PORT}.")
+        known = [
+            {"targets": [f"{node['name']}:{port}"], "labels": {"instance": node["name"], "leaf": node["switch"]}}
+            for node in document["nodes"].values()
+            if node["live"] or document["unix"] - node["heard_unix"] < STANDING_S
+        ]
+        return Response(encode(known), 200, {"cache-control": "no-store"}, "application/json")
+
+    @_asking
     async def search(self, request: Request) -> Response:
         latest, asked = self.feed.latest, Query.of(dict(request.query_params))
         return _json(request, {"hits": search(asked.text, latest.document, latest.jobs)})
@@ -175,10 +190,10 @@ class _Pages:
     async def described(self, request: Request) -> Response:
         return _json(request, openapi.document())
 
-    async def metrics(self, _request: Request) -> Response:
-        return Response(
-            generate_latest(), headers={"content-type": CONTENT_TYPE_LATEST, "cache-control": "no-store"}
-        )
+    async def metrics(self, request: Request) -> Response:
+        encode_metrics, kind = choose_encoder(request.headers.get("accept", ""))
+        body = await asyncio.to_thread(encode_metrics, CONSOLE.registry)
+        return Response(body, headers={"content-type": kind, "cache-control": "no-store"})
 
     async def health(self, request: Request) -> Response:
         document = self.feed.latest.document
@@ -260,6 +275,7 @@ def build_app(
         Route("/api/v1/jobs/{job}/timeline", pages.timeline),
         Route("/api/v1/incidents", pages.incidents),
         Route("/api/v1/incidents/{name}", pages.incident),
+        Route("/api/v1/targets", pages.targets),
         Route("/api/v1/events", _Stream(feed)),
         Route("/metrics", pages.metrics),
         Route("/healthz", pages.health),

@@ -7,7 +7,6 @@ import contextlib
 import ipaddress
 import socket
 import threading
-from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,17 +18,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from deeplink.console.app import build_app
 from deeplink.console.datasets import CATALOG_PERIOD_S
 from deeplink.console.feed import Feed
+from deeplink.console.job_metrics import measure
 from deeplink.console.journal_queries import JournalQueries
 from deeplink.console.memo import Memo
-from deeplink.console.nodes import ShownHealth
 from deeplink.console.snapshot import ConsoleSnapshot, build
 from deeplink.core.admission import Admission, ConnectionBounds
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.metrics import CONSOLE_INCIDENTS, CONSOLE_NODES
 from deeplink.rpc.daemon import ending_signals, is_loopback, split_bind
 from deeplink.rpc.listeners import refused
-from deeplink.scheduler.recovery.records import IncidentOutcome
 from deeplink.scheduler.slurm.command import end_unfinished
 
 if TYPE_CHECKING:
@@ -287,8 +284,9 @@ class Console:
     def _build(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._stop.is_set():
             self._news.clear()
-            made = build(self._collector.readings(), self._memo)
-            measure(made)
+            readings = self._collector.readings()
+            made = build(readings, self._memo)
+            measure(made, readings)
             loop.call_soon_threadsafe(self._publish, made, made.document(self._memo))
             # Slurm's answer is the time to look; the clock is where that takes long, or where it is not asked.
             slurm = self._collector.settings.slurm
@@ -321,16 +319,6 @@ def _stop_asking(thread: threading.Thread) -> None:
         thread.join(_LEAVE_S / 10)
         if not thread.is_alive():
             return
-
-
-def measure(snapshot: ConsoleSnapshot) -> None:
-    """Put the snapshot's counts into the metrics."""
-    nodes = Counter(node.health for node in snapshot.nodes)
-    for health in ShownHealth:
-        CONSOLE_NODES.labels(health.value).set(nodes[health])
-    incidents = Counter(each.outcome for each in snapshot.incidents)
-    for outcome in IncidentOutcome:
-        CONSOLE_INCIDENTS.labels(outcome.value).set(incidents[outcome])
 
 
 def run(collector: Collector, bind: str, access: Access, started: Callable[[str], None]) -> None:

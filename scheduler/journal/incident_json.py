@@ -95,11 +95,15 @@ class NewsFilter:
     opened: bool = True  # that one began
     closed: bool = True  # how it ended
 
+    def grave(self, incident: Incident) -> bool:
+        """Whether it is of a kind and severity that the channel is told of."""
+        return (not self.kinds or incident.kind in self.kinds) and gravity(incident) >= self.severity
+
     def wants(self, news: IncidentNews) -> bool:
         """Whether the channel is to be told."""
         # An incident that was over before anybody was told that it began is told once, whichever is wanted.
         incident = news.incident
-        if (self.kinds and incident.kind not in self.kinds) or not gravity(incident) >= self.severity:
+        if not self.grave(incident):
             return False
         if incident.outcome is IncidentOutcome.OPEN:
             return self.opened

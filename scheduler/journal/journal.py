@@ -230,13 +230,15 @@ class Journal:
             db.execute(schema.MOVE_CHANNEL, {"channel": channel, "unix": now_unix})
             db.execute(schema.THIN_NOTICES, {"channel": channel})
 
-    def beat(self, who: str, now_unix: float) -> None:
-        """Write that `who` is alive: whether it can be written is what it is for."""
+    def beat(self, who: str, now_unix: float) -> float:
+        """Write when `who` was alive, or did what it does once in a while; return when before, 0 for never."""
         with self._transaction() as db:
+            before = db.execute("SELECT unix FROM pulse WHERE who = ?", (who,)).fetchone()
             db.execute(
                 "INSERT INTO pulse (who, unix) VALUES (?, ?) ON CONFLICT (who) DO UPDATE SET unix = excluded.unix",
                 (who, now_unix),
             )
+        return float(before["unix"]) if before else 0.0
 
     def thin(self, now_unix: float, *, curves: int = KEPT_CURVES, jobs: int = KEPT_JOBS) -> int:
         """Forget progress and jobs of long ago, a few at a time; return of how many jobs. Incidents stay."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.metrics import WatchMetrics, serve_metrics
+from deeplink.core.metrics import WatchMetrics
+from deeplink.core.metrics_server import serve_metrics
 from deeplink.rpc.channel import allow_descriptors
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.journal.standby import emergency_of
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.notify.channels import Channel
 
 STOP_GRACE_S = 1.0
+NAME_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,7 @@ class WatchSettings:
     policy: WatchPolicy = field(default_factory=WatchPolicy)  # when evidence is enough
     interval_s: float = 1.0  # seconds between two looks in calm
     metrics_bind: str = ""  # `host:port` for Prometheus; empty for none
+    metrics_token: str = ""  # who asks for metrics must show it; empty: nobody need
     channels: tuple[Channel, ...] = ()  # who is told about incidents
 
 
@@ -62,6 +65,19 @@ def _emergency(journal: Path, say: Callable[[str], None]) -> Path | None:
     except (DeepLinkError, OSError) as problem:
         say(f"no emergency file for the journal: {problem}")
         return None
+
+
+def _cluster_name() -> Callable[[], str]:
+    """Return what asks Slurm for the cluster's name, for messages, until it has said it once."""
+    slurm, known = Slurm(run=partial(run, timeout_s=NAME_S)), list[str]()
+
+    def name() -> str:
+        if not known:
+            with suppress(DeepLinkError):
+                known.append(slurm.cluster_name())
+        return known[0] if known else ""
+
+    return name
 
 
 @contextmanager
@@ -78,8 +94,9 @@ def watching(
         lock = stack.enter_context(leading(settings.journal))
         journal = stack.enter_context(Journal(settings.journal, emergency=_emergency(settings.journal, say)))
         metrics = WatchMetrics(CollectorRegistry())
-        stack.enter_context(notifying(settings.channels, journal, clock, metrics, socket.gethostname()))
-        stack.enter_context(beating(settings.channels, journal, clock, metrics, socket.gethostname()))
+        host = socket.gethostname()
+        stack.enter_context(notifying(settings.channels, journal, clock, metrics, host, _cluster_name()))
+        stack.enter_context(beating(settings.channels, journal, clock, metrics, host))
         slurm, heartbeats = Slurm(run=partial(run, timeout_s=COMMAND_S)), HeartbeatTable(alarm)
         observer = Observer(
             slurm=slurm,
@@ -106,7 +123,7 @@ def watching(
             bound.health.set(service, status)
 
         if settings.metrics_bind:
-            stack.callback(serve_metrics(settings.metrics_bind, metrics.registry))
+            stack.callback(serve_metrics(settings.metrics_bind, metrics.registry, settings.metrics_token))
         bound.server.start()
         stack.callback(lambda: bound.server.stop(STOP_GRACE_S).wait(2 * STOP_GRACE_S))
         metrics.leading.set(1)

@@ -26,6 +26,7 @@ from typing import Any
 
 import click
 import pytest
+import yaml
 
 from deeplink.cli import cli
 from deeplink.core.config import load_config
@@ -370,6 +371,37 @@ def test_who_is_told_of_incidents_is_for_the_watchdog_alone_to_read(site: Site) 
         assert (rules / "deeplink-alerts.yml").read_text() == (
             ANSIBLE / "roles" / "watch" / "files" / "deeplink-alerts.yml"
         ).read_text()
+
+
+@pytest.mark.parametrize("token", ["", "hush"])
+def test_prometheus_is_told_whom_to_ask_and_agents_are_open_to_who_shows_the_token(site: Site, token: str) -> None:
+    folder, boards = site.root / "etc" / "scrape", site.root / "etc" / "boards"
+    more = {
+        "package_metrics_token": token,
+        "node_metrics_bind": "{{ '0.0.0.0' if package_metrics_token else '127.0.0.1' }}:9411",
+        "watch_scrape_folder": str(folder),
+        "watch_grafana_folder": str(boards),
+        "watch_prometheus_user": site.variables()["watch_user"],
+    }
+    with site.kept():
+        folder.mkdir()
+        boards.mkdir()
+        site.play("--limit", "head,node0", more=more)
+        scrape = yaml.safe_load((folder / "deeplink-scrape.yml").read_text())["scrape_configs"]
+        (folder / "prometheus.yml").write_text(yaml.safe_dump({"scrape_configs": scrape}))
+        if shutil.which("promtool"):  # which only the whole test run installs
+            checked = run("promtool", "check", "config", folder / "prometheus.yml")
+            assert checked.returncode == 0, checked.stdout + checked.stderr
+        jobs = {job["job_name"]: job for job in scrape}
+        unit = (site.root / "units" / "deeplink-node.service").read_text()
+        assert ("deeplink-node" in jobs) is bool(token)
+        assert ("--metrics-token-file" in unit) is bool(token)
+        assert jobs["deeplink-console"]["authorization"]["credentials_file"] == f"{folder}/deeplink-console.token"
+        assert {each.stem for each in boards.iterdir()} == {"deeplink-cluster", "deeplink-jobs", "deeplink-cache"}
+        if token:
+            assert (folder / "deeplink-metrics.token").read_text() == "hush\n"
+            assert stat.S_IMODE((folder / "deeplink-metrics.token").stat().st_mode) == 0o600
+            assert jobs["deeplink-node"]["http_sd_configs"][0]["url"].endswith("/api/v1/targets")
 
 
 def test_the_node_agent_may_start_slurmd_anew_and_looks_after_its_node_as_it_is_told(site: Site) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping  # noqa: TC003 - of a field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from deeplink.scheduler.journal.incident_json import Gravity, NewsFilter, gravit
 from deeplink.scheduler.recovery.records import IncidentKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from deeplink.scheduler.journal.incident_json import IncidentNews
 
@@ -64,8 +65,7 @@ class Pacer:
             return Turn(wait_s=(1.0 - self._tokens) * self.pace.every_s)
         if len(free) > self._tokens:
             return Turn(batch=tuple(free))
-        node = free[0].incident.node
-        return Turn(batch=tuple(free[:1]) if node is None else tuple(n for n in free if n.incident.node == node))
+        return Turn(batch=tuple(news for news in free if _together(news, free[0])))
 
     def sent(self, batch: Sequence[IncidentNews], now: float) -> None:
         """Note that a message went out."""
@@ -93,10 +93,21 @@ class Pacer:
         return held
 
 
+def _together(one: IncidentNews, other: IncidentNews) -> bool:
+    """Whether two are told in one message: of the same node, or of the same job."""
+    ours, theirs = one.incident, other.incident
+    same_node = ours.node is not None and ours.node == theirs.node
+    same_job = ours.attempt is not None and theirs.attempt is not None and ours.attempt.job == theirs.attempt.job
+    return one is other or same_node or same_job
+
+
 def _urgent(news: IncidentNews) -> bool:
     return gravity(news.incident) is Gravity.CRITICAL
 
 
+AFTER_S = {Gravity.INFO: 600.0, Gravity.WARNING: 120.0, Gravity.CRITICAL: 30.0}
+"""Seconds that an incident lasts before it is told, where a site does not say: most heal before."""
+DIGEST_AT = "08:00"
 MOST_CHANNELS = 16
 LONGEST_TIMEOUT_S = 60.0
 LARGEST_FILE = 1 << 20
@@ -104,6 +115,7 @@ LARGEST_FILE = 1 << 20
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 # Printable ASCII alone: what is refused later, is refused with the whole address in the message.
 _URL = re.compile(r"https?://[!-.0-?A-~]+(?:/[!-~]*)?")
+_DAYTIME = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])")
 _ADDRESS = re.compile(r"[^\s@<>,]+@[^\s@<>,]+")
 
 
@@ -146,6 +158,10 @@ class Channel:
     way: Webhook | Email | Program
     wanted: NewsFilter = field(default_factory=NewsFilter)
     pace: ChannelRate = field(default_factory=ChannelRate)
+    after_s: Mapping[Gravity, float] = field(default_factory=dict)  # what is over before is left to the digest
+    digest: tuple[int, int] | None = None  # hour and minute of the day's digest; None: it has none
+    page: str = ""  # URL of the console, for links to it
+    cluster: str = ""  # its name; empty: Slurm's
     heartbeat: bool = False  # it is called every so often while all is well, and told about no incident
     timeout_s: float = 10.0  # bound on one try
 
@@ -163,12 +179,19 @@ def load_channels(path: Path) -> tuple[Channel, ...]:
         raise ConfigError(
             str(path), WHOLE, f"not TOML: {problem}", "docs/incidents.md has an example."
         ) from problem
-    for key in tables.keys() - {"notify"}:
-        raise ConfigError(str(path), key, "unknown key", "It holds [[notify]] tables, and nothing else.")
+    for key in tables.keys() - {"notify", "page", "cluster"}:
+        raise ConfigError(str(path), key, "unknown key", "It holds page, cluster, and [[notify]] tables.")
+    site = _Table(str(path), 0, {key: tables[key] for key in ("page", "cluster") if key in tables})
+    page, cluster = site.text("page", "").rstrip("/"), site.text("cluster", "")
+    if page:
+        checked_url(page, site.wrong)
     listed = tables.get("notify", [])
     if not isinstance(listed, list) or len(listed) > MOST_CHANNELS:
         raise ConfigError(str(path), "notify", f"expected at most {MOST_CHANNELS} tables [[notify]]")
-    channels = tuple(_channel(_Table(str(path), number, table)) for number, table in enumerate(listed, 1))
+    channels = tuple(
+        replace(_channel(_Table(str(path), number, table)), page=page, cluster=cluster)
+        for number, table in enumerate(listed, 1)
+    )
     for name, count in Counter(channel.name for channel in channels).items():
         if count > 1:
             raise ConfigError(
@@ -188,7 +211,10 @@ class _Table:
 
     def wrong(self, key: str, problem: str) -> ConfigError:
         return ConfigError(
-            self._origin, f"notify #{self._number}{f': {key}' if key else ''}", problem, "See docs/incidents.md."
+            self._origin,
+            f"notify #{self._number}{f': {key}' if key else ''}" if self._number else key,
+            problem,
+            "See docs/incidents.md.",
         )
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -214,6 +240,21 @@ class _Table:
             raise self.wrong(key, f"expected a number from {low:g} to {high:g}, got {value!r}")
         return float(value)
 
+    def seconds_by_gravity(self, key: str, default: Mapping[Gravity, float]) -> dict[Gravity, float]:
+        value = self._left.pop(key, {})
+        by_word = value if isinstance(value, dict) else {each.value: value for each in Gravity}
+        inner = _Table(self._origin, self._number, by_word)
+        found = {each: inner.number(each.value, default[each], 0.0, 86_400.0) for each in Gravity}
+        inner.end()
+        return found
+
+    def daytime(self, key: str, default: str) -> tuple[int, int] | None:
+        value = self.text(key, default)
+        found = _DAYTIME.fullmatch(value)
+        if value and not found:
+            raise self.wrong(key, f"{value!r} is no time of day such as 08:00; empty for no digest")
+        return (int(found[1]), int(found[2])) if found else None
+
     def one_of(self, key: str, known: Mapping[str, Any], default: str | None = None) -> Any:
         value = self.text(key, default)
         if value not in known:
@@ -236,6 +277,8 @@ def _channel(table: _Table) -> Channel:
         way=_WAYS[kind](table),
         wanted=NewsFilter() if heartbeat else _wanted(table),
         pace=ChannelRate() if heartbeat else _pace(table),
+        after_s={} if heartbeat else table.seconds_by_gravity("after_s", AFTER_S),
+        digest=None if heartbeat else table.daytime("digest", "" if kind == "command" else DIGEST_AT),
         heartbeat=heartbeat,
         timeout_s=table.number("timeout_s", 10.0, 0.1, LONGEST_TIMEOUT_S),
     )

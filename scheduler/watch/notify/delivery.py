@@ -16,7 +16,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.message import EmailMessage
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
@@ -30,9 +30,10 @@ from deeplink.scheduler.slurm.command import DEVNULL, TimeoutExpired, kill_group
 from deeplink.scheduler.watch.notify.channels import Email, Program, Webhook, checked_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from deeplink.scheduler.journal.incident_json import IncidentNews
+    from deeplink.scheduler.recovery.records import Incident, JobRecord
     from deeplink.scheduler.watch.notify.channels import Channel
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ MOST_LINES = 20
 MOST_DOCUMENTS = 100
 LONGEST_EVIDENCE = 400
 LONGEST_ANSWER = 200
+LONGEST_OWNER = 120
 LONGEST_READ = 4_096
 AGAIN_S = 0.5
 KILLED_WAIT_S = 1.0
@@ -56,11 +58,41 @@ class Notification:
     document: dict[str, Any]  # for programs; `text` is in it, which is what Slack and its like show
 
 
-def message(batch: Sequence[IncidentNews], host: str) -> Notification:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewsContext:
+    """What makes news of use to who reads them: whose jobs they are about, on which cluster, where to see more."""
+
+    cluster: str = ""  # empty: not known
+    page: str = ""  # URL of the console; empty: none
+    jobs: Mapping[int, JobRecord] = field(default_factory=dict)  # by raw id, those that are known
+
+    def owner(self, incident: Incident) -> str:
+        """Return whose job it is and what that is called; empty where it is about none, or not known."""
+        job = self.jobs.get(incident.attempt.job) if incident.attempt else None
+        return printable(f"{job.name} of {job.user}" if job.name else job.user)[:LONGEST_OWNER] if job else ""
+
+    def link(self, incident: Incident) -> str:
+        """Return where the console shows it; empty where there is none."""
+        return f"{self.page}/#/incidents/{incident.number}" if self.page and incident.number else ""
+
+    def facts(self, incident: Incident) -> dict[str, Any]:
+        """Return the same for programs."""
+        job = self.jobs.get(incident.attempt.job) if incident.attempt else None
+        return {
+            "job_name": job.name if job else "",
+            "user": job.user if job else "",
+            "url": self.link(incident),
+        }
+
+
+UNKNOWN = NewsContext()
+
+
+def message(batch: Sequence[IncidentNews], host: str, known: NewsContext = UNKNOWN) -> Notification:
     """Return one message about all news of a batch, told by the watchdog on `host`."""
     name = hashlib.sha256("\n".join(str(news) for news in batch).encode()).hexdigest()[:32]
-    subject = f"DeepLink: {_subject(batch)}"
-    lines = [_line(news) for news in batch[:MOST_LINES]]
+    subject = f"DeepLink{f' {known.cluster}' if known.cluster else ''}: {_subject(batch)}"
+    lines = [line(news, known) for news in batch[:MOST_LINES]]
     if len(batch) > MOST_LINES:
         lines.append(f"and {len(batch) - MOST_LINES} more: deeplink incidents")
     text = "\n".join(lines if len(batch) == 1 else [_subject(batch), *lines])
@@ -68,9 +100,14 @@ def message(batch: Sequence[IncidentNews], host: str) -> Notification:
         "id": name,
         "text": text,
         "host": host,
+        "cluster": known.cluster,
         "test": False,
         "incidents": [
-            {**document(news.incident), "severity": gravity(news.incident).value}
+            {
+                **document(news.incident),
+                "severity": gravity(news.incident).value,
+                **known.facts(news.incident),
+            }
             for news in batch[:MOST_DOCUMENTS]
         ],
         "incidents_left_out": max(0, len(batch) - MOST_DOCUMENTS),
@@ -109,9 +146,13 @@ def _title(news: IncidentNews) -> str:
     return f"{' '.join(about)}: {incident.outcome.value}"
 
 
-def _line(news: IncidentNews) -> str:
+def line(news: IncidentNews, known: NewsContext = UNKNOWN) -> str:
+    """Return what there is to say of an incident, in one line."""
     incident = news.incident
+    owner, link = known.owner(incident), known.link(incident)
     words = [_title(news)]
+    if owner:
+        words.append(f"({owner})")
     if incident.recovered_unix:
         words.append(f"after {max(0.0, incident.recovered_unix - incident.began_unix):.1f} s")
     if incident.action != "none":
@@ -120,7 +161,8 @@ def _line(news: IncidentNews) -> str:
     if incident.outcome is not IncidentOutcome.OPEN and lost:
         words.append(f"at {lost:,.2f} GPU-hours")
     evidence = printable(incident.evidence)[:LONGEST_EVIDENCE]
-    return f"{' '.join(words)}{f'. {evidence}' if evidence else ''} (deeplink incident {incident.number})"
+    where = f"deeplink incident {incident.number}{f', {link}' if link else ''}"
+    return f"{' '.join(words)}{f'. {evidence}' if evidence else ''} ({where})"
 
 
 # One try to deliver a message: in bounded time, and what is said of a failure holds no URL and no password.

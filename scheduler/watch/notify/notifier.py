@@ -12,30 +12,43 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from deeplink.core.errors import DeepLinkError
+from deeplink.scheduler.journal.incident_json import IncidentNews, gravity
 from deeplink.scheduler.journal.journal import JournalError
+from deeplink.scheduler.recovery.records import IncidentOutcome
 from deeplink.scheduler.watch.notify.channels import Pacer, Turn
-from deeplink.scheduler.watch.notify.delivery import Notification, NotSentError, message, sender
+from deeplink.scheduler.watch.notify.daily_digest import DAY_S, digest, latest
+from deeplink.scheduler.watch.notify.delivery import (
+    MOST_DOCUMENTS,
+    NewsContext,
+    Notification,
+    NotSentError,
+    message,
+    sender,
+)
+from deeplink.scheduler.watch.notify.incident_metrics import IncidentCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from deeplink.core.clock import Clock
     from deeplink.core.metrics import WatchMetrics
-    from deeplink.scheduler.journal.incident_json import IncidentNews
     from deeplink.scheduler.journal.journal import Journal
     from deeplink.scheduler.watch.notify.channels import Channel
 
 
 log = logging.getLogger(__name__)
 
+SOONEST_S = 0.5
 LOOK_S = 15.0  # a channel looks for news so often even when no one says that there is some
 LONGEST_PAUSE_S = 60.0
 GIVE_UP_S = 3_600.0  # news that could not be told for so long are not told any more
 MOST_NEWS = 500
 CLOSE_S = 2.0
+LATE_S = 3_600.0  # a watchdog that begins so long after the digest was due leaves it out
+MOST_DAYS_S, MOST_DIGESTED = 7 * DAY_S, 2_000
 
 Key = tuple[str, str]
 
@@ -50,30 +63,43 @@ class Teller:
     clock: Clock
     metrics: WatchMetrics
     host: str
+    cluster: Callable[[], str] = str  # its name, where the channel does not say; empty where unknown
     _pacer: Pacer = field(init=False)
     _failures: int = 0
     _full: str = ""
     _not_before: float = 0.0
     _first: dict[Key, float] = field(default_factory=dict)
     _unnoted: dict[Key, str] = field(default_factory=dict)
+    _held_s: float = LOOK_S  # until something has lasted long enough to be told
+    _digested: float = 0.0  # when the newest digest was due, Unix time
+    _digest: Notification | None = None
 
     def __post_init__(self) -> None:
         """Begin to keep account of what the channel was told."""
         self._pacer = Pacer(self.channel.pace)
+
+    @property
+    def name(self) -> str:
+        """The channel's."""
+        return self.channel.name
 
     def tell(self) -> float:
         """Send what may be sent; return how many seconds there is nothing to do unless there is news."""
         name = self.channel.name
         while True:
             self._note_left()
+            self._look_at_clock()
             waiting = self._waiting()
             self.metrics.notify_waiting.labels(name).set(len(waiting))
             now = self.clock.monotonic()
-            if not waiting:
-                self._well()
-                return LOOK_S
-            if now < self._not_before:
+            if now < self._not_before and (waiting or self._digest):
                 return min(LOOK_S, self._not_before - now)
+            if not waiting:
+                if self._digest and not self._sent(self._digest):
+                    continue
+                self._digest = None
+                self._well()
+                return min(LOOK_S, self._held_s)
             turn = self._pacer.turn(waiting, now)
             if not turn.batch:
                 self._well()  # it is we who hold them
@@ -90,23 +116,73 @@ class Teller:
         ]
         self._first = {news.key: self._first.get(news.key, now) for news in found}
         wanted: list[IncidentNews] = []
+        unix, self._held_s = self.clock.unix(), LOOK_S
         for news in found:
+            lasts_s = self._lasts_s(news, unix)
             if not self.channel.wanted.wants(news):
                 self._unnoted[news.key] = "not wanted"
+            elif lasts_s > 0 and news.incident.outcome is IncidentOutcome.OPEN:
+                self._held_s = max(SOONEST_S, min(self._held_s, lasts_s))
+            elif lasts_s > 0:
+                self._unnoted[news.key] = "healed"  # the digest tells of it
             elif self._failures and now - self._first[news.key] >= GIVE_UP_S:
                 self._unnoted[news.key] = "given up"
                 self.metrics.notify_messages.labels(self.channel.name, "given_up").inc()
                 log.warning("channel %s: %s could not be told, given up", self.channel.name, news)
             else:
                 wanted.append(news)
-        if len(wanted) < len(found):
+        if self._unnoted:
             self._note_left()
         return wanted
 
+    def _lasts_s(self, news: IncidentNews, unix: float) -> float:
+        """Return how much longer it must last to be told, or had to; 0 where it is told now."""
+        incident, after_s = news.incident, self.channel.after_s.get(gravity(news.incident), 0.0)
+        if incident.outcome is IncidentOutcome.FAILED or news.opened_told:
+            return 0.0
+        ended = incident.outcome is not IncidentOutcome.OPEN
+        until = max(incident.recovered_unix, incident.detected_unix) if ended else unix
+        return max(0.0, after_s - max(0.0, until - incident.detected_unix))
+
     def _try(self, batch: Sequence[IncidentNews]) -> None:
+        if self._sent(message(batch, self.host, self._background(batch))):
+            self._pacer.sent(batch, self.clock.monotonic())
+            self._unnoted.update((news.key, "sent") for news in batch)
+            self._well()
+
+    def _background(self, batch: Sequence[IncidentNews]) -> NewsContext:
+        numbers = {news.incident.attempt.job for news in batch[:MOST_DOCUMENTS] if news.incident.attempt}
+        jobs = {number: job for number in numbers if (job := self.journal.job(number))}
+        return NewsContext(cluster=self.channel.cluster or self.cluster(), page=self.channel.page, jobs=jobs)
+
+    def _look_at_clock(self) -> None:
+        """Make the day's digest once its time has come; what it could not be told in time is left out."""
+        if self.channel.digest is None:
+            return
+        unix = self.clock.unix()
+        due = latest(self.channel.digest, unix)
+        if due <= self._digested:
+            return
+        if not self._digested and unix - due > LATE_S:
+            self._digested = due  # begun later in the day: the next one is tomorrow's
+            return
+        # Written down before it is sent: whoever goes on after us sends no second one.
+        try:
+            before = self.journal.beat(f"digest {self.name}", unix)
+        except JournalError:
+            return  # it is tried again; the rest is told meanwhile
+        self._digested = due
+        if before < due:
+            since = max(before, due - MOST_DAYS_S) if before else due - DAY_S
+            incidents = self.journal.incidents(since_unix=since, until_unix=unix, limit=MOST_DIGESTED)
+            wanted = [one for one in incidents if self.channel.wanted.grave(one)]
+            known = self._background([IncidentNews(one) for one in wanted])
+            self._digest = digest(wanted, self.host, known, since, unix) if wanted else None
+
+    def _sent(self, notification: Notification) -> bool:
         name = self.channel.name
         try:
-            self.send(message(batch, self.host))
+            self.send(notification)
         except NotSentError as problem:
             self._failures += 1
             pause = min(LONGEST_PAUSE_S, max(problem.after_s, 2.0 ** min(self._failures - 1, 10)))
@@ -116,14 +192,12 @@ class Teller:
                 log.warning("%s; it is tried again", problem)
             else:
                 log.info("%s; tried again in %.0f s", problem, pause)
-            return
+            return False
         if self._failures:
             log.info("channel %s: messages are taken again", name)
         self._failures = 0
-        self._pacer.sent(batch, self.clock.monotonic())
         self.metrics.notify_messages.labels(name, "sent").inc()
-        self._unnoted.update((news.key, "sent") for news in batch)
-        self._well()
+        return True
 
     def _note_left(self) -> None:
         # In memory until the journal has it: a full disk must not make us say the same again and again, nor keep
@@ -148,16 +222,29 @@ def _until(turn: Turn) -> float:
     return LOOK_S if turn.wait_s is None else min(LOOK_S, max(0.05, turn.wait_s))
 
 
+class Telling(Protocol):
+    """What is told of incidents."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    def tell(self) -> float:
+        """Go round once; return in how many seconds again, unless there is news."""
+        ...
+
+
 class Notifier:
     """The threads of all channels."""
 
-    def __init__(self, tellers: Sequence[Teller]) -> None:
+    def __init__(self, tellers: Sequence[Telling]) -> None:
         self._tellers = tellers
         self._news = [threading.Event() for _ in tellers]
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(
-                target=self._run, args=(teller, news), name=f"deeplink-notify-{teller.channel.name}", daemon=True
+                target=self._run, args=(teller, news), name=f"deeplink-notify-{teller.name}", daemon=True
             )
             for teller, news in zip(tellers, self._news, strict=True)
         ]
@@ -180,7 +267,7 @@ class Notifier:
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
 
-    def _run(self, teller: Teller, news: threading.Event) -> None:
+    def _run(self, teller: Telling, news: threading.Event) -> None:
         trouble = ""
         while not self._stop.is_set():
             news.clear()
@@ -192,28 +279,43 @@ class Notifier:
                 # Whatever is wrong with one channel, the others go on, and its metric stands still.
                 wait_s, said = LOOK_S, repr(problem)
                 if said != trouble and not self._stop.is_set():
-                    log.exception("channel %s", teller.channel.name)
+                    log.exception("channel %s", teller.name)
                     trouble = said
             if said and said != trouble and not self._stop.is_set():  # at the end the journal is closed before us
-                log.warning("channel %s: %s", teller.channel.name, said)
+                log.warning("channel %s: %s", teller.name, said)
             trouble = said
             news.wait(wait_s)
 
 
 @contextmanager
-def notifying(
-    channels: Sequence[Channel], journal: Journal, clock: Clock, metrics: WatchMetrics, host: str
+def notifying(  # noqa: PLR0917 - what it is put together of
+    channels: Sequence[Channel],
+    journal: Journal,
+    clock: Clock,
+    metrics: WatchMetrics,
+    host: str,
+    cluster: Callable[[], str] = str,
 ) -> Iterator[Notifier]:
     """Tell the channels of incidents in `journal` that begin or change from now on, until the end of the block."""
     tellers = [
-        Teller(channel=channel, journal=journal, send=sender(channel), clock=clock, metrics=metrics, host=host)
+        Teller(
+            channel=channel,
+            journal=journal,
+            send=sender(channel),
+            clock=clock,
+            metrics=metrics,
+            host=host,
+            cluster=cluster,
+        )
         for channel in channels
         if not channel.heartbeat
     ]
     for teller in tellers:
         journal.open_channel(teller.channel.name)  # before the first incident of this watchdog
         metrics.notify_time.labels(teller.channel.name).set(clock.unix())
-    notifier = Notifier(tellers)
+    counter = IncidentCounter(journal=journal, clock=clock, metrics=metrics)
+    journal.open_channel(counter.name)
+    notifier = Notifier([*tellers, counter])
     notifier.start()
     journal.listen(notifier.wake)
     try:

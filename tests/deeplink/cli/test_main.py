@@ -60,7 +60,9 @@ def test_no_number_of_a_verb_may_be_nan_or_infinite(words: tuple[str, ...]) -> N
 
 def test_every_module_is_a_verb_or_the_part_of_one() -> None:
     for found in pkgutil.iter_modules(deeplink.cli.__path__):
-        assert found.name in {*VERBS, "options", "output", "samples"} or found.name.partition("_")[0] in VERBS
+        assert (
+            found.name in {*VERBS, "logs", "options", "output", "samples"} or found.name.partition("_")[0] in VERBS
+        )
 
 
 def test_no_verb_imports_more_than_click_before_it_is_called() -> None:

@@ -87,7 +87,7 @@ def test_a_watchdog_sends_what_its_journal_holds_and_was_not_sent(tmp_path: Path
         path.chmod(0o755)
     with web(Heard()) as heard:
         (tmp_path / "notify.toml").write_text(
-            f'[[notify]]\nkind = "webhook"\nname = "chat"\nurl = "{heard.url}"\n'
+            f'[[notify]]\nkind = "webhook"\nname = "chat"\nurl = "{heard.url}"\nafter_s = 0\n'
         )
         with Journal(tmp_path / "watch.sqlite") as journal:
             journal.record_incident(dead(1))

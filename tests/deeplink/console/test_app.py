@@ -8,6 +8,7 @@ import http.client
 import json
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
@@ -24,9 +25,10 @@ from deeplink.console.query import Query
 from deeplink.console.request_guard import Access
 from deeplink.console.serve import listen, parse_address, run
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.types import NodeName
 from deeplink.rpc.listeners import ListenError, PortBusyError
 from deeplink.scheduler.journal.journal import Journal
-from deeplink.scheduler.recovery.records import Incident, IncidentOutcome
+from deeplink.scheduler.recovery.records import Incident, IncidentOutcome, NodeRecord
 from deeplink.scheduler.slurm.client import Slurm
 from tests.deeplink.console.conftest import RecordedSlurm, apply
 from tests.waiting import LIMIT_S, until
@@ -368,6 +370,10 @@ def test_metrics_name_every_source(
     eventually(lambda: 'deeplink_console_nodes{health="down"} 2.0' in text())
     for source in ("nodes", "jobs", "switches", "journal"):
         assert f'deeplink_console_source_up{{source="{source}"}} 1.0' in text()
+    assert 'deeplink_job_info{job_id="17",label="17",name="digits-ddp",user="alice"} 1.0' in text()
+    assert 'deeplink_job_attempts_total{job_id="17"} 2.0' in text()
+    assert "deeplink_store_healthy" not in text()
+    assert "deeplink_watch_" not in text()
     promtool = subprocess.run(
         ["promtool", "check", "metrics"],
         input=text(),
@@ -377,6 +383,19 @@ def test_metrics_name_every_source(
         check=False,
     )
     assert (promtool.returncode, promtool.stdout + promtool.stderr) == (0, "")
+
+
+def test_prometheus_finds_the_agents_that_were_heard_within_a_day(
+    filled: Journal, collector: Collector, serve: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    gone = NodeRecord(name=NodeName("n9"), seen_unix=time.time() - 2 * 86_400)
+    filled.record_node(gone)
+    served = serve(collector)
+    eventually(lambda: any(group["targets"] == ["n0:9411"] for group in served.json("/api/v1/targets")))
+    found = served.json("/api/v1/targets?port=9000")
+    assert {"targets": ["n0:9000"], "labels": {"instance": "n0", "leaf": "leaf0"}} in found
+    assert "n9:9000" not in {group["targets"][0] for group in found}
+    assert served.get("/api/v1/targets?port=x")[0] == 400
 
 
 def test_a_busy_port_is_said_with_what_to_do() -> None:

@@ -1,48 +1,63 @@
-"""The operators' guide lists every metric there is, by the name that Prometheus sees."""
+"""Each daemon exports its own metrics and no other's; they are served within bounds, to who shows the token."""
 
 from __future__ import annotations
 
-import re
 import socket
+import urllib.error
 import urllib.request
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from deeplink.core import metrics
+from deeplink.core import metrics, metrics_server
 from tests.processes import free_ports
 from tests.waiting import LIMIT_S, until
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-GUIDE = Path(__file__).parents[3] / "docs" / "operator.md"
 _BEHIND = {"counter": "_total", "info": "_info"}
 
 
-def served(registry: CollectorRegistry) -> Iterator[str]:
-    for family in registry.collect():
-        if family.name.startswith("deeplink_"):
-            yield family.name + _BEHIND.get(family.type, "")
+def served(registry: CollectorRegistry) -> set[str]:
+    return {
+        family.name + _BEHIND.get(family.type, "")
+        for family in registry.collect()
+        if family.name.startswith("deeplink_")
+    }
 
 
-def test_the_guide_lists_every_metric_and_no_other() -> None:
-    of_watch = metrics.WatchMetrics(CollectorRegistry()).registry
-    listed = re.findall(r"^\| `(deeplink_\w+)` \|", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted([*served(REGISTRY), *served(of_watch)])
+def test_each_daemon_exports_what_its_table_says_and_nothing_of_another() -> None:
+    watch = metrics.WatchMetrics(CollectorRegistry())
+    tables = {
+        "node agent": (metrics.AGENT.rows, served(metrics.AGENT.registry)),
+        "watchdog": (watch.rows, served(watch.registry)),
+        "console": (metrics.CONSOLE.rows, served(metrics.CONSOLE.registry)),
+    }
+    for daemon, (rows, found) in tables.items():
+        names = {row.name for row in rows}
+        assert len(names) == len(rows), daemon
+        assert found <= names, daemon
+        # Those of jobs are there when there are jobs.
+        assert {name for name in names if not name.startswith("deeplink_job_")} <= found, daemon
+    owned = [row.name for rows, _ in tables.values() for row in rows]
+    assert len(owned) == len(set(owned))
+    assert not [family for family in REGISTRY.collect() if family.name.startswith("deeplink_")]
 
 
-def scraped(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_S) as answer:
+def test_each_daemon_exports_its_own_process() -> None:
+    for registry in (metrics.AGENT.registry, metrics.CONSOLE.registry):
+        assert registry.get_sample_value("process_resident_memory_bytes")
+
+
+def scraped(port: int, token: str = "") -> str:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=headers)
+    with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:  # noqa: S310 - of ours
         return str(answer.read().decode())
 
 
 def test_metrics_are_served_beside_hundreds_of_half_requests() -> None:
     port = free_ports(1)[0]
-    stop = metrics.serve_metrics(f"127.0.0.1:{port}", metrics.WatchMetrics(CollectorRegistry()).registry)
+    stop = metrics_server.serve_metrics(f"127.0.0.1:{port}", metrics.WatchMetrics(CollectorRegistry()).registry)
     try:
         with ExitStack() as stack:
             held = [
@@ -59,9 +74,9 @@ def test_metrics_are_served_beside_hundreds_of_half_requests() -> None:
 
 
 def test_who_does_not_end_a_request_is_cut_off_whatever_drips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "PROOF_S", 0.5)
+    monkeypatch.setattr(metrics_server, "PROOF_S", 0.5)
     port = free_ports(1)[0]
-    stop = metrics.serve_metrics(f"127.0.0.1:{port}", CollectorRegistry())
+    stop = metrics_server.serve_metrics(f"127.0.0.1:{port}", CollectorRegistry())
     try:
         with closing(socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S)) as slow:
             slow.sendall(b"GET /metrics HTTP/1.1\r\n")
@@ -80,7 +95,21 @@ def test_who_does_not_end_a_request_is_cut_off_whatever_drips(monkeypatch: pytes
 
 def test_serving_metrics_asks_no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getfqdn", lambda _name="": pytest.fail("a name server was asked"))
-    metrics.serve_metrics(f"127.0.0.1:{free_ports(1)[0]}", CollectorRegistry())()
+    metrics_server.serve_metrics(f"127.0.0.1:{free_ports(1)[0]}", CollectorRegistry())()
+
+
+def test_with_a_token_only_who_shows_it_is_answered() -> None:
+    port = free_ports(1)[0]
+    stop = metrics_server.serve_metrics(f"127.0.0.1:{port}", metrics.AGENT.registry, "right")
+    try:
+        assert "deeplink_store_shards" in scraped(port, "right")
+        for wrong in ("", "wrong", "rightt", "r\xefght"):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                scraped(port, wrong)
+            assert refused.value.code == 401
+            refused.value.close()
+    finally:
+        stop()
 
 
 def is_closed(peer: socket.socket) -> bool:

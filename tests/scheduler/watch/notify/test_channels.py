@@ -13,12 +13,16 @@ from deeplink.scheduler.watch.notify.channels import Channel, ChannelRate, Email
 from tests.scheduler.watch.notify.things import dead, recovered
 
 EVERYTHING = """
+page = "https://console.example/"
+cluster = "tiny"
+
 [[notify]]
 name = "chat"
 kind = "webhook"
 url_file = "/etc/deeplink/chat.url"
 severity = "warning"
 on = ["opened"]
+after_s = { warning = 300 }
 
 [[notify]]
 kind = "email"
@@ -30,6 +34,8 @@ user = "deeplink"
 password_file = "/etc/deeplink/mail.password"
 burst = 3
 every_s = 600
+after_s = 5
+digest = "07:30"
 timeout_s = 20
 
 [[notify]]
@@ -55,7 +61,13 @@ def test_each_kind_is_read(tmp_path: Path) -> None:
         name="chat",
         way=Webhook(url_file=Path("/etc/deeplink/chat.url")),
         wanted=NewsFilter(severity=Gravity.WARNING, closed=False),
+        after_s={Gravity.INFO: 600.0, Gravity.WARNING: 300.0, Gravity.CRITICAL: 30.0},
+        digest=(8, 0),
+        page="https://console.example",
+        cluster="tiny",
     )
+    assert (mail.digest, set(mail.after_s.values())) == ((7, 30), {5.0})
+    assert page.digest is None
     assert mail.way == Email(
         to=("ops@example.org", "night@example.org"),
         sender="deeplink@example.org",
@@ -96,6 +108,12 @@ MAIL = '[[notify]]\nkind = "email"\nto = "a@b"\nfrom = "c@d"\n'
         (HOOK + 'on = "sometimes"', "notify #1: on"),
         (HOOK + 'kinds = ["node-deaf"]', "notify #1: kinds"),
         (HOOK + 'severity = "grave"', "notify #1: severity"),
+        (HOOK + "after_s = -1", "notify #1: info"),
+        (HOOK + "after_s = { grave = 1 }", "notify #1: grave"),
+        (HOOK + 'after_s = "long"', "notify #1: info"),
+        (HOOK + 'digest = "24:00"', "notify #1: digest"),
+        ('page = "console"\n' + HOOK, "url"),
+        ("cluster = 1\n" + HOOK, "cluster"),
         (HOOK + "burst = 0", "notify #1: burst"),
         (HOOK + "every_s = nan", "notify #1: every_s"),
         (HOOK + "timeout_s = true", "notify #1: timeout_s"),
