@@ -1,0 +1,139 @@
+"""Operators' requests over real gRPC: who may ask, and what is answered."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from deeplink.core.metrics import WatchMetrics
+from deeplink.core.types import Attempt
+from deeplink.rpc.channel import open_channel
+from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.liveness.heartbeats import HeartbeatTable, beat_to_wire
+from deeplink.scheduler.recovery.records import Beat, Phase
+from deeplink.scheduler.watch.operator_server import OperationsServicer
+from deeplink.scheduler.watch.server import WatchServicer, watch_server
+from deeplink.scheduler.watch.tokens import Caller, TokenMint
+from deeplink.v1 import watch_pb2, watch_pb2_grpc
+from tests.scheduler.watch.callers import ME, MINT, NEVER, TOKEN, authorizer
+from tests.scheduler.watch.operator_desk import Desk
+from tests.waiting import LIMIT_S
+
+OPERATORS = MINT.token(Caller(uid=os.getuid(), operator=True), NEVER)
+EXPIRED = MINT.token(Caller(uid=os.getuid(), operator=True), 1_000.0)
+FORGED = TokenMint("another secret").token(Caller(uid=0, operator=True), NEVER)
+OF_A_JOB = MINT.token(Caller(uid=0, job=17), NEVER)
+BEAT = beat_to_wire(Beat(attempt=Attempt(17, 0, 0), phase=Phase.RUNNING, user=ME))
+DRAIN = watch_pb2.OperationRequest(verb="drain", target="n3", why="fan")
+
+
+class Served(NamedTuple):
+    address: str
+    desk: Desk
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Journal(tmp_path / "j.sqlite") as journal:
+        desk = Desk(journal)
+        allowed = authorizer(journal, desk.clock)
+        servicer = WatchServicer(journal, HeartbeatTable(), desk.clock, WatchMetrics(CollectorRegistry()), allowed)
+        bound = watch_server("127.0.0.1:0", servicer, OperationsServicer(desk.actor, allowed))
+        bound.server.start()
+        over = threading.Event()
+
+        def loop() -> None:
+            while not over.wait(0.01):
+                desk.actor.work()
+
+        thread = threading.Thread(target=loop)
+        thread.start()
+        yield Served(f"127.0.0.1:{bound.port}", desk)
+        over.set()
+        thread.join()
+        bound.server.stop(0.5).wait(2.0)
+
+
+def asked(served: Served, token: str, call: str, request: Any) -> Any:
+    with open_channel(served.address, token) as channel:
+        return getattr(watch_pb2_grpc.OperationsStub(channel), call)(request, timeout=LIMIT_S)
+
+
+def code(served: Served, token: str, call: str, request: Any) -> Any:
+    with pytest.raises(grpc.RpcError) as refused:
+        asked(served, token, call, request)
+    return getattr(refused.value, "code")()  # noqa: B009 - grpc's errors have it, its annotations do not
+
+
+@pytest.mark.parametrize(
+    ("token", "status"),
+    [
+        ("", "UNAUTHENTICATED"),
+        (FORGED, "UNAUTHENTICATED"),
+        (EXPIRED, "UNAUTHENTICATED"),
+        (TOKEN, "PERMISSION_DENIED"),  # of root's, or of a launcher's user: on every node there is one
+        (OF_A_JOB, "PERMISSION_DENIED"),
+    ],
+)
+def test_only_an_operators_token_plans_or_acts(served: Served, token: str, status: str) -> None:
+    act = watch_pb2.OperationRequest(request="request-0", verb="drain", target="n3", why="fan", saw="{}")
+    for call, request in (("Plan", DRAIN), ("Act", act), ("Role", watch_pb2.RoleRequest())):
+        assert code(served, token, call, request).name == status
+    assert not served.desk.machine.orders
+    assert not served.desk.log.newest()
+
+
+def test_an_operators_token_speaks_for_no_job_and_no_node(served: Served) -> None:
+    with open_channel(served.address, OPERATORS) as channel:
+        stub = watch_pb2_grpc.WatchStub(channel)
+        for call in (
+            lambda: stub.Beat(BEAT, timeout=LIMIT_S),
+            lambda: stub.Attend(watch_pb2.AttendRequest(node="n3"), timeout=LIMIT_S),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                call()
+            assert getattr(refused.value, "code")().name == "PERMISSION_DENIED"  # noqa: B009 - as above
+
+
+def test_asked_agreed_done_and_for_whom(served: Served) -> None:
+    role = asked(served, OPERATORS, "Role", watch_pb2.RoleRequest())
+    assert (role.user, role.acting, role.paused) == (ME, True, "")
+    plan = asked(served, OPERATORS, "Plan", DRAIN)
+    assert list(plan.commands) == [f"scontrol update nodename=n3 state=drain 'reason=operator {ME}: fan'"]
+    assert plan.undo == "resume"
+    request = watch_pb2.OperationRequest(
+        request="request-1", verb="drain", target="n3", why="fan", person="ada", saw=plan.saw
+    )
+    done = asked(served, OPERATORS, "Act", request)
+    assert (done.outcome, done.undo) == ("done", "resume"), done
+    assert asked(served, OPERATORS, "Act", request) == done
+    (record,) = served.desk.log.newest()
+    assert (record.person, record.via) == ("ada", ME)
+    assert served.desk.machine.reasons["n3"] == "operator ada: fan"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"verb": "reboot"},
+        {"target": "n[0-3]"},
+        {"target": "-v"},
+        {"target": "n99"},
+        {"why": "x" * 201},
+        {"person": "a\nb"},
+        {"nodes": "n1"},
+    ],
+)
+def test_what_cannot_be_understood_is_said_and_written_nowhere(served: Served, wrong: dict[str, Any]) -> None:
+    request = watch_pb2.OperationRequest(**{"verb": "drain", "target": "n3", "why": "fan", **wrong})
+    assert code(served, OPERATORS, "Plan", request) is grpc.StatusCode.INVALID_ARGUMENT
+    request.request = "short"
+    assert code(served, OPERATORS, "Act", request) is grpc.StatusCode.INVALID_ARGUMENT
+    assert not served.desk.log.newest()
