@@ -24,6 +24,7 @@ Examples:
   deeplink console --json | jq .headline        how is it? once, for scripts
   ssh -L 8642:127.0.0.1:8642 HEADNODE           see it from your own machine
   deeplink console --bind 0.0.0.0:8642 --token-file /etc/deeplink/console.token
+  deeplink console --proxy 127.0.0.1 --allow-host console.site    behind a proxy that knows who is an operator
 """
 )
 @option("--bind HOST:PORT", "Where to listen [config: console_bind, 127.0.0.1:8642]; port 0 takes any free one.")
@@ -33,6 +34,15 @@ Examples:
 @path_option("--token-file", "0600 file with the token that every request must carry; needed beyond loopback.")
 @option(
     "--allow-host NAME", "A name this console is also called by (Host header); may be repeated.", multiple=True
+)
+@option(
+    "--proxy ADDRESS",
+    "Believe this reverse proxy's X-Remote-User and X-Deeplink-Role: operator; may be repeated.",
+    multiple=True,
+)
+@path_option(
+    "--operator-token-file",
+    "0600 file with the token by which the console asks the watchdog for a proxy's operators [default: MUNGE].",
 )
 @flag("--open", "Open the page in a browser.", name="open_page")
 @json_option("Print one snapshot as JSON and exit.")
@@ -44,13 +54,16 @@ def command(
     no_slurm: bool,
     token_file: Path | None,
     allow_host: tuple[str, ...],
+    proxy: tuple[str, ...],
+    operator_token_file: Path | None,
     open_page: bool,
     as_json: bool,
 ) -> None:
     """Serve the operator's page, live: what needs a hand now, fabric, jobs, cache, incidents.
 
-    It only reads: Slurm's state (one question of each kind per interval, however many look) and the watchdog's
-    journal. It listens on this machine alone unless it has a token file. Stop it with Ctrl-C.
+    It reads Slurm's state (one question of each kind per interval, however many look) and the watchdog's journal.
+    What an operator has done there the watchdog does; everybody else only looks. It listens on this machine alone
+    unless it has a token file. Stop it with Ctrl-C.
     """
     if as_json and (bind or token_file or allow_host or open_page):
         raise click.UsageError("--json serves no page: leave --bind, --token-file, --allow-host and --open out")
@@ -77,8 +90,11 @@ def command(
         click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
         return
     try:
+        from deeplink.console.actions import ConsoleActions
         from deeplink.console.request_guard import Access
+        from deeplink.console.roles import Roles, parse_networks
         from deeplink.console.serve import run
+        from deeplink.scheduler.watch.operator_client import DEFAULT_WATCH, OperatorClient
     except ModuleNotFoundError as missing:
         raise DeepLinkError(
             f"the console needs the package {missing.name}, which is not installed",
@@ -90,5 +106,8 @@ def command(
         if open_page:
             click.launch(url)
 
-    access = Access(read_token(token_file) if token_file else "", frozenset(name.lower() for name in allow_host))
-    run(collector, bind or config.console_bind, access, started)
+    hosts = frozenset(name.lower() for name in allow_host)
+    access = Access(read_token(token_file) if token_file else "", hosts)
+    watchdog = OperatorClient(config.watch or DEFAULT_WATCH, token_file=operator_token_file)
+    actions = ConsoleActions(watchdog, Roles(parse_networks(proxy)), journal, hosts)
+    run(collector, bind or config.console_bind, access, started, actions)

@@ -1,4 +1,4 @@
-"""`deeplink operate`: have the watchdog drain, resume, requeue, release, cancel, warm, evict, acknowledge or pause."""
+"""`deeplink operate`: have the watchdog do by hand what an operator decides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.operator_client import OperatorClient
     from deeplink.v1.watch_pb2 import OperationPlan, OperationReply, OperationRequest
 
-DEFAULT_WATCH = "127.0.0.1:7412"
 FOLLOW_S = 2.0  # between two questions whether it has ended
 VERBS = (
     "acknowledge",
@@ -81,7 +80,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Have the watchdog do by hand what an operator decides."""
-    from deeplink.scheduler.watch.operator_client import OperatorClient
+    from deeplink.scheduler.watch.operator_client import DEFAULT_WATCH, OperatorClient
     from deeplink.v1.watch_pb2 import OperationRequest
 
     if not why and not dry_run:

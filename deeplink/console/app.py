@@ -7,7 +7,7 @@ import contextlib
 import functools
 import gzip
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
+from deeplink.console.actions import POSTS
 from deeplink.console.feed import PACKED_LEVEL, encode
 from deeplink.console.query import Query, QueryError, search, select_jobs
 from deeplink.console.request_guard import Access, Refusal, RequestGuard, answer
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from deeplink.console.actions import ConsoleActions
     from deeplink.console.feed import Feed
     from deeplink.console.journal_queries import JournalQueries
 
@@ -215,6 +217,7 @@ def build_app(
     history: JournalQueries,
     *,
     background: Callable[[], contextlib.AbstractAsyncContextManager[None]] | None = None,
+    actions: ConsoleActions | None = None,
 ) -> ASGIApp:
     """Return the console as an ASGI application."""
     pages = _Pages(feed, _assets(), history)
@@ -239,4 +242,7 @@ def build_app(
         Route("/metrics", pages.metrics),
         Route("/healthz", pages.health),
     ]
+    if actions is not None:
+        routes += actions.routes()
+        access = replace(access, posts=POSTS)
     return RequestGuard(Starlette(routes=routes, lifespan=lifespan), access)

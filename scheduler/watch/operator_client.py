@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+DEFAULT_WATCH = "127.0.0.1:7412"  # where `deeplink watch` listens unless it is told otherwise
 PLAN_S = 70.0  # a dataset's plan asks each member; one of Slurm's takes a second
 ACT_S = 25.0
 ROLE_S = 3.0
-T = TypeVar("T")
 
 
 class OperatorCallError(DeepLinkError):
@@ -49,25 +49,27 @@ class OperatorClient:
 
     def plan(self, request: watch_pb2.OperationRequest) -> watch_pb2.OperationPlan:
         """Return what would be done."""
-        return self._call(lambda stub: stub.Plan(request, timeout=PLAN_S))
+        found: watch_pb2.OperationPlan = self._call(lambda stub: stub.Plan(request, timeout=PLAN_S))
+        return found
 
     def act(self, request: watch_pb2.OperationRequest) -> watch_pb2.OperationReply:
         """Have it done."""
-        return self._call(lambda stub: stub.Act(request, timeout=ACT_S))
+        found: watch_pb2.OperationReply = self._call(lambda stub: stub.Act(request, timeout=ACT_S))
+        return found
 
     def role(self) -> watch_pb2.RoleReply:
         """Return whose token it is; OperatorCallError where it is no operator's."""
-        return self._call(lambda stub: stub.Role(watch_pb2.RoleRequest(), timeout=ROLE_S))
+        found: watch_pb2.RoleReply = self._call(lambda stub: stub.Role(watch_pb2.RoleRequest(), timeout=ROLE_S))
+        return found
 
-    def _call(self, say: Callable[[Any], T]) -> T:
+    def _call(self, say: Callable[[Any], Any]) -> Any:
         try:
             if self.token:
                 with open_channel(self.address, self.token) as channel:
                     return say(watch_pb2_grpc.OperationsStub(channel))
             line = WatchdogClient(self.address, self.token_file, None)
             try:
-                found: T = line.call(say)
-                return found
+                return line.call(say)
             finally:
                 line.close()
         except grpc.RpcError as problem:

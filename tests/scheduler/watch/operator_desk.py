@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
@@ -13,12 +16,21 @@ from deeplink.core.clock import ManualClock
 from deeplink.core.metrics import WatchMetrics
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.journal.operations import OperationLog, OperationRecord
+from deeplink.scheduler.liveness.heartbeats import HeartbeatTable
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
 from deeplink.scheduler.watch.operator_actions import OperatorActor
 from deeplink.scheduler.watch.operator_plan import LongRunner, OperatorPlanner
 from deeplink.scheduler.watch.operator_requests import OperatorPlan, OperatorRequest
+from deeplink.scheduler.watch.operator_server import OperationsServicer
+from deeplink.scheduler.watch.server import WatchServicer, watch_server
+from deeplink.scheduler.watch.tokens import Caller, TokenMint
+from tests.scheduler.watch.callers import MINT, NEVER, authorizer
 from tests.scheduler.watch.slurm_machine import Machine
+
+OPERATORS = MINT.token(Caller(uid=os.getuid(), operator=True), NEVER)
+EXPIRED = MINT.token(Caller(uid=os.getuid(), operator=True), 1_000.0)
+FORGED = TokenMint("another secret").token(Caller(uid=0, operator=True), NEVER)
 
 
 @dataclass
@@ -124,3 +136,26 @@ class Desk:
         name = self.submit(self.plan(verb, target, force=force, why=why, person=person), person=person)
         self.actor.work()
         return self.record(name)
+
+
+@contextmanager
+def listening(desk: Desk) -> Iterator[str]:
+    """Serve the desk's watchdog, its loop going round; give its address."""
+    allowed = authorizer(desk.journal, desk.clock)
+    servicer = WatchServicer(
+        desk.journal, HeartbeatTable(), desk.clock, WatchMetrics(CollectorRegistry()), allowed
+    )
+    bound = watch_server("127.0.0.1:0", servicer, OperationsServicer(desk.actor, allowed))
+    bound.server.start()
+    over = threading.Event()
+
+    def loop() -> None:
+        while not over.wait(0.01):
+            desk.actor.work()
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    yield f"127.0.0.1:{bound.port}"
+    over.set()
+    thread.join()
+    bound.server.stop(0.5).wait(2.0)

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
 import pytest
-from prometheus_client import CollectorRegistry
 
-from deeplink.core.metrics import WatchMetrics
 from deeplink.core.types import Attempt
 from deeplink.rpc.channel import open_channel
 from deeplink.scheduler.journal.journal import Journal
-from deeplink.scheduler.liveness.heartbeats import HeartbeatTable, beat_to_wire
+from deeplink.scheduler.liveness.heartbeats import beat_to_wire
 from deeplink.scheduler.recovery.records import Beat, Phase
-from deeplink.scheduler.watch.operator_server import OperationsServicer
-from deeplink.scheduler.watch.server import WatchServicer, watch_server
-from deeplink.scheduler.watch.tokens import Caller, TokenMint
+from deeplink.scheduler.watch.tokens import Caller
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
-from tests.scheduler.watch.callers import ME, MINT, NEVER, TOKEN, authorizer
-from tests.scheduler.watch.operator_desk import Desk
+from tests.scheduler.watch.callers import ME, MINT, NEVER, TOKEN
+from tests.scheduler.watch.operator_desk import EXPIRED, FORGED, OPERATORS, Desk, listening
 from tests.waiting import LIMIT_S
 
-OPERATORS = MINT.token(Caller(uid=os.getuid(), operator=True), NEVER)
-EXPIRED = MINT.token(Caller(uid=os.getuid(), operator=True), 1_000.0)
-FORGED = TokenMint("another secret").token(Caller(uid=0, operator=True), NEVER)
 OF_A_JOB = MINT.token(Caller(uid=0, job=17), NEVER)
 BEAT = beat_to_wire(Beat(attempt=Attempt(17, 0, 0), phase=Phase.RUNNING, user=ME))
 DRAIN = watch_pb2.OperationRequest(verb="drain", target="n3", why="fan")
@@ -43,22 +34,8 @@ class Served(NamedTuple):
 def served(tmp_path: Path) -> Iterator[Served]:
     with Journal(tmp_path / "j.sqlite") as journal:
         desk = Desk(journal)
-        allowed = authorizer(journal, desk.clock)
-        servicer = WatchServicer(journal, HeartbeatTable(), desk.clock, WatchMetrics(CollectorRegistry()), allowed)
-        bound = watch_server("127.0.0.1:0", servicer, OperationsServicer(desk.actor, allowed))
-        bound.server.start()
-        over = threading.Event()
-
-        def loop() -> None:
-            while not over.wait(0.01):
-                desk.actor.work()
-
-        thread = threading.Thread(target=loop)
-        thread.start()
-        yield Served(f"127.0.0.1:{bound.port}", desk)
-        over.set()
-        thread.join()
-        bound.server.stop(0.5).wait(2.0)
+        with listening(desk) as address:
+            yield Served(address, desk)
 
 
 def asked(served: Served, token: str, call: str, request: Any) -> Any:
