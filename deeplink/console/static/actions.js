@@ -89,7 +89,7 @@ export class Actions {
       this.question.show(this.who.textContent, el("p", "", state), el("p", "act-row", button(WORDS[verb], () => this.ask(verb, "watchdog")), token() ? leave : "", close));
       return;
     }
-    const { input, box } = field("Operator's token", { type: "password", autocomplete: "off", maxlength: 512 });
+    const { input, box } = field("Operator's token", { type: "text", class: "secret", autocomplete: "off", spellcheck: "false", maxlength: 512 });
     const why = el("p", "act-problem", [this.role.why, this.role.watchdog].filter(Boolean).join(" "));
     put(why, "role", "alert");
     const enter = async () => {
