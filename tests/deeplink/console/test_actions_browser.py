@@ -10,9 +10,9 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 
 from deeplink.scheduler.journal.journal import Journal
-from tests.deeplink.console.test_actions import EXPIRED, FORGED, OPERATORS, PROXY, Acting, act
+from tests.deeplink.console.test_actions import PROXY, Acting, act
 from tests.deeplink.console.test_browser import NEEDS_BROWSER, browser, complaints, picture, texts
-from tests.scheduler.watch.operator_desk import Desk
+from tests.scheduler.watch.operator_desk import EXPIRED, FORGED, OPERATORS, Desk
 from tests.waiting import LIMIT_S
 
 __all__ = ["act", "browser"]  # fixtures
