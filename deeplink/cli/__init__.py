@@ -48,6 +48,7 @@ VERBS = {
     "srun": "Run a command interactively: srun, with its ranks in the fabric's order.",
     "shim": "Stand in for srun and torchrun inside a job (put on PATH by `deeplink sbatch --deeplink-shim`).",
     "watch": "Watch jobs from outside and restart those that lost a node.",
+    "operate": "Have the watchdog do by hand what an operator decides.",
     "incidents": "List what went wrong, and how it ended.",
     "incident": "Show one incident: evidence, timeline, actions, cost, and where the ranks hung.",
     "report": "Show what the hours that jobs held were for: what moved training on, and what was lost, by cause.",

@@ -59,6 +59,7 @@ Examples:
   deeplink watch --once                                   look once, report, end
   deeplink watch --notify-test                            send a test message to each channel
   deeplink watch --mint ada --token-file /etc/deeplink/watch.token    a token for ada, where there is no MUNGE
+  deeplink watch --mint ada --operator --days 30 --token-file /etc/deeplink/watch.token    hers for the console
 """
 
 
@@ -100,10 +101,17 @@ class _User(click.ParamType[int]):
     multiple=True,
 )
 @option(
+    "--operators USER",
+    "Who may have it act by hand (`deeplink operate`, the console), besides root and this user; may be repeated.",
+    type=_User(),
+    multiple=True,
+)
+@option(
     "--mint USER",
     "Without MUNGE: print a token that proves to this watchdog that USER calls, and end.",
     type=_User(),
 )
+@flag("--operator", "The token of --mint is an operator's.")
 @integer("--days", "How long the token of --mint is good for.", 1, 3650, default=MINTED_DAYS)
 @option("--metrics-bind HOST:PORT", "Serve Prometheus metrics over HTTP there.", default="")
 @path_option("--metrics-token-file FILE", "0600 file with the token to show for metrics. Needed beyond loopback.")
@@ -120,7 +128,9 @@ def command(  # noqa: PLR0913 - one parameter for each option
     interval: float,
     token_file: Path | None,
     agents: tuple[int, ...],
+    operators: tuple[int, ...],
     mint: int | None,
+    operator: bool,
     days: int,
     metrics_bind: str,
     metrics_token_file: Path | None,
@@ -131,8 +141,8 @@ def command(  # noqa: PLR0913 - one parameter for each option
     """Watch jobs from outside and restart those that lost a node, until SIGTERM."""
     from deeplink.scheduler.recovery.evidence import WatchPolicy
     from deeplink.scheduler.recovery.thresholds import with_thresholds
-    from deeplink.scheduler.watch.server import Caller, TokenMint
     from deeplink.scheduler.watch.service import WatchSettings
+    from deeplink.scheduler.watch.tokens import Caller, TokenMint
 
     config = load_config()
     channels = load_channels(config.notify_file) if config.notify_file else ()
@@ -140,9 +150,11 @@ def command(  # noqa: PLR0913 - one parameter for each option
         _try_channels(channels, as_json=as_json)
         return
     secret, _ = standing_secret(bind, token_file, config.state / "watch.token")
+    if operator and mint is None:
+        raise click.UsageError("--operator says what the token of --mint USER is for")
     if mint is not None:
         until = SystemClock().unix() + days * DAY_S
-        click.echo(TokenMint(secret).token(Caller(uid=mint), until))
+        click.echo(TokenMint(secret).token(Caller(uid=mint, operator=operator), until))
         click.echo(f"it ends on {time.strftime('%Y-%m-%d', time.localtime(until))}", err=True)
         return
     if journal_file is None:
@@ -152,6 +164,7 @@ def command(  # noqa: PLR0913 - one parameter for each option
         bind=bind,
         secret=secret,
         agents=agents,
+        operators=operators,
         act=act and not dry_run,
         policy=with_thresholds(WatchPolicy(resume=resume), config.recovery),
         interval_s=interval,

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import gzip
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from deeplink.console import openapi
+from deeplink.console.actions import POSTS
 from deeplink.console.concerns import STANDING_S
 from deeplink.console.feed import PACKED_LEVEL, encode
 from deeplink.console.query import Query, QueryError, search, select_jobs
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from deeplink.console.actions import ConsoleActions
     from deeplink.console.feed import Feed
     from deeplink.console.journal_queries import JournalQueries
 
@@ -253,6 +255,7 @@ def build_app(
     history: JournalQueries,
     *,
     background: Callable[[], contextlib.AbstractAsyncContextManager[None]] | None = None,
+    actions: ConsoleActions | None = None,
 ) -> ASGIApp:
     """Return the console as an ASGI application."""
     pages = _Pages(feed, _assets(), history)
@@ -280,6 +283,9 @@ def build_app(
         Route("/metrics", pages.metrics),
         Route("/healthz", pages.health),
     ]
+    if actions is not None:
+        routes += actions.routes()
+        access = replace(access, posts=POSTS)
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: _nothing_there})
     app.router.redirect_slashes = False
     return RequestGuard(app, access)

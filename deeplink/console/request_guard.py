@@ -40,11 +40,13 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The rules of one console: every request passes here first, and nothing is ever changed through it."""
+    """The rules of one console: every request passes here first."""
 
     token: str = ""  # of every request, as bearer or basic authentication's password; empty: none is needed
 
     hosts: frozenset[str] = frozenset()  # good in the Host header besides IP addresses: only a name can be rebound
+
+    posts: frozenset[str] = frozenset()  # paths that take requests of operators, who are told apart there
 
     def refuse(self, method: str, headers: Mapping[str, str]) -> Refusal | None:
         """Return why a request is refused; None where it may pass. Header names are lower case."""
@@ -125,7 +127,8 @@ class RequestGuard:
             await send(message)
 
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        refusal = self._access.refuse(scope["method"], headers)
+        is_post = scope["method"] == "POST" and scope["path"] in self._access.posts
+        refusal = self._access.refuse("GET" if is_post else scope["method"], headers)
         if refusal is None:
             await self._app(scope, receive, strict)
         else:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from deeplink.console.actions import ConsoleActions
     from deeplink.console.collect import Collector
     from deeplink.console.feed import Document
     from deeplink.console.request_guard import Access
@@ -321,15 +322,20 @@ def _stop_asking(thread: threading.Thread) -> None:
             return
 
 
-def run(collector: Collector, bind: str, access: Access, started: Callable[[str], None]) -> None:
+def run(
+    collector: Collector,
+    bind: str,
+    access: Access,
+    started: Callable[[str], None],
+    actions: ConsoleActions | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT, then return within a second."""
     address = parse_address(bind)
     listener = listen(address, token=access.token)
     console = Console(collector)
     started(address.url(listener.getsockname()[1]))
-    app = build_app(
-        console.feed, access, JournalQueries(collector.settings.journal), background=console.collecting
-    )
+    history = JournalQueries(collector.settings.journal)
+    app = build_app(console.feed, access, history, background=console.collecting, actions=actions)
     server = Server(app, console.feed)
     console.failed = server.leave
     asyncio.run(server.serve(sockets=[listener]))

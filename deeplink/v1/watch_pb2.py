@@ -26,41 +26,53 @@ from deeplink.v1 import common_pb2 as deeplink_dot_v1_dot_common__pb2
 from deeplink.v1 import node_pb2 as deeplink_dot_v1_dot_node__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64\x65\x65plink/v1/watch.proto\x12\x0b\x64\x65\x65plink.v1\x1a\x18\x64\x65\x65plink/v1/common.proto\x1a\x16\x64\x65\x65plink/v1/node.proto\"\x12\n\x10\x43hallengeRequest\"\x1f\n\x0e\x43hallengeReply\x12\r\n\x05nonce\x18\x01 \x01(\t\"f\n\x0cProveRequest\x12\r\n\x05nonce\x18\x01 \x01(\t\x12\x12\n\ncredential\x18\x02 \x01(\t\x12%\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x0c\n\x04node\x18\x04 \x01(\t\"\x1b\n\nProveReply\x12\r\n\x05token\x18\x01 \x01(\t\"\xdd\x03\n\x0b\x42\x65\x61tRequest\x12%\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12!\n\x05phase\x18\x02 \x01(\x0e\x32\x12.deeplink.v1.Phase\x12\x0c\n\x04user\x18\x03 \x01(\t\x12\x10\n\x08job_name\x18\x04 \x01(\t\x12\r\n\x05nodes\x18\x05 \x03(\t\x12\x0e\n\x06spares\x18\x06 \x03(\t\x12\x12\n\nworld_size\x18\x07 \x01(\r\x12)\n\nnode_beats\x18\x08 \x03(\x0b\x32\x15.deeplink.v1.NodeBeat\x12\'\n\x08progress\x18\t \x03(\x0b\x32\x15.deeplink.v1.Progress\x12.\n\tincidents\x18\n \x03(\x0b\x32\x1b.deeplink.v1.IncidentRecord\x12\x16\n\x0ering_crossings\x18\x0b \x01(\r\x12\x1c\n\x14ring_crossings_stock\x18\x0c \x01(\r\x12\x16\n\x0estep_timeout_s\x18\r \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\x0e \x01(\t\x12\x11\n\tjob_label\x18\x10 \x01(\t\x12\x10\n\x08waited_s\x18\x0f \x01(\x01\x12*\n\nrank_times\x18\x11 \x03(\x0b\x32\x16.deeplink.v1.RankTimes\"\x83\x01\n\tRankTimes\x12%\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x0c\n\x04unix\x18\x02 \x01(\x01\x12\x0e\n\x06span_s\x18\x03 \x01(\x01\x12\x12\n\nranks_each\x18\x04 \x01(\r\x12\r\n\x05own_s\x18\x05 \x03(\x01\x12\x0e\n\x06\x64\x61ta_s\x18\x06 \x03(\x01\"\xe4\x01\n\x08NodeBeat\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x18\n\x10topology_address\x18\x02 \x01(\t\x12\x10\n\x08silent_s\x18\x03 \x01(\x01\x12\x0e\n\x06shards\x18\x04 \x01(\x04\x12\x13\n\x0bshard_bytes\x18\x05 \x01(\x04\x12\x12\n\nfree_bytes\x18\x06 \x01(\x04\x12\x1b\n\x0everified_bytes\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12$\n\x06health\x18\x08 \x03(\x0b\x32\x14.deeplink.v1.Finding\x12\x0f\n\x07\x62oot_id\x18\t \x01(\tB\x11\n\x0f_verified_bytes\"\xef\x02\n\x0eIncidentRecord\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04node\x18\x03 \x01(\t\x12%\n\x07\x61ttempt\x18\x04 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x0e\n\x06\x61\x63tion\x18\x05 \x01(\t\x12\x10\n\x08\x65vidence\x18\x06 \x01(\t\x12\x12\n\nbegan_unix\x18\x07 \x01(\x01\x12\x15\n\rdetected_unix\x18\x08 \x01(\x01\x12\x12\n\nacted_unix\x18\t \x01(\x01\x12\x16\n\x0erecovered_unix\x18\n \x01(\x01\x12\x0f\n\x07outcome\x18\x0b \x01(\t\x12\x16\n\x0esteps_repeated\x18\x0c \x01(\x04\x12%\n\x08timeline\x18\r \x03(\x0b\x32\x13.deeplink.v1.Moment\x12\r\n\x05ranks\x18\x0e \x01(\r\x12\x0e\n\x06step_s\x18\x0f \x01(\x01\x12&\n\x06stacks\x18\x10 \x03(\x0b\x32\x16.deeplink.v1.RankStack\"$\n\x06Moment\x12\x0c\n\x04unix\x18\x01 \x01(\x01\x12\x0c\n\x04what\x18\x02 \x01(\t\"\x85\x02\n\rAttendRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x18\n\x10topology_address\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x10\n\x08uptime_s\x18\x04 \x01(\x01\x12\x0c\n\x04unix\x18\x05 \x01(\x01\x12$\n\x06health\x18\x06 \x03(\x0b\x32\x14.deeplink.v1.Finding\x12$\n\x06missed\x18\x07 \x03(\x0b\x32\x14.deeplink.v1.Finding\x12\x0e\n\x06shards\x18\x08 \x01(\x04\x12\x13\n\x0bshard_bytes\x18\t \x01(\x04\x12\x16\n\x0everified_bytes\x18\n \x01(\x04\x12\x12\n\nfree_bytes\x18\x0b \x01(\x04\"*\n\x0b\x41ttendReply\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x0c\n\x04unix\x18\x02 \x01(\x01\"\x1a\n\tBeatReply\x12\r\n\x05known\x18\x01 \x01(\x08*\x96\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x12\n\x0ePHASE_STARTING\x10\x01\x12\x11\n\rPHASE_RUNNING\x10\x02\x12\x14\n\x10PHASE_RECOVERING\x10\x03\x12\x12\n\x0ePHASE_STRANDED\x10\x04\x12\x13\n\x0fPHASE_SUCCEEDED\x10\x05\x12\x10\n\x0cPHASE_FAILED\x10\x06\x32\x81\x01\n\x05Watch\x12\x38\n\x04\x42\x65\x61t\x12\x18.deeplink.v1.BeatRequest\x1a\x16.deeplink.v1.BeatReply\x12>\n\x06\x41ttend\x12\x1a.deeplink.v1.AttendRequest\x1a\x18.deeplink.v1.AttendReply2\x90\x01\n\x08Identity\x12G\n\tChallenge\x12\x1d.deeplink.v1.ChallengeRequest\x1a\x1b.deeplink.v1.ChallengeReply\x12;\n\x05Prove\x12\x19.deeplink.v1.ProveRequest\x1a\x17.deeplink.v1.ProveReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64\x65\x65plink/v1/watch.proto\x12\x0b\x64\x65\x65plink.v1\x1a\x18\x64\x65\x65plink/v1/common.proto\x1a\x16\x64\x65\x65plink/v1/node.proto\"\x12\n\x10\x43hallengeRequest\"\x1f\n\x0e\x43hallengeReply\x12\r\n\x05nonce\x18\x01 \x01(\t\"x\n\x0cProveRequest\x12\r\n\x05nonce\x18\x01 \x01(\t\x12\x12\n\ncredential\x18\x02 \x01(\t\x12%\n\x07\x61ttempt\x18\x03 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x10\n\x08operator\x18\x05 \x01(\x08\"\x1b\n\nProveReply\x12\r\n\x05token\x18\x01 \x01(\t\"\xdd\x03\n\x0b\x42\x65\x61tRequest\x12%\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12!\n\x05phase\x18\x02 \x01(\x0e\x32\x12.deeplink.v1.Phase\x12\x0c\n\x04user\x18\x03 \x01(\t\x12\x10\n\x08job_name\x18\x04 \x01(\t\x12\r\n\x05nodes\x18\x05 \x03(\t\x12\x0e\n\x06spares\x18\x06 \x03(\t\x12\x12\n\nworld_size\x18\x07 \x01(\r\x12)\n\nnode_beats\x18\x08 \x03(\x0b\x32\x15.deeplink.v1.NodeBeat\x12\'\n\x08progress\x18\t \x03(\x0b\x32\x15.deeplink.v1.Progress\x12.\n\tincidents\x18\n \x03(\x0b\x32\x1b.deeplink.v1.IncidentRecord\x12\x16\n\x0ering_crossings\x18\x0b \x01(\r\x12\x1c\n\x14ring_crossings_stock\x18\x0c \x01(\r\x12\x16\n\x0estep_timeout_s\x18\r \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\x0e \x01(\t\x12\x11\n\tjob_label\x18\x10 \x01(\t\x12\x10\n\x08waited_s\x18\x0f \x01(\x01\x12*\n\nrank_times\x18\x11 \x03(\x0b\x32\x16.deeplink.v1.RankTimes\"\x83\x01\n\tRankTimes\x12%\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x0c\n\x04unix\x18\x02 \x01(\x01\x12\x0e\n\x06span_s\x18\x03 \x01(\x01\x12\x12\n\nranks_each\x18\x04 \x01(\r\x12\r\n\x05own_s\x18\x05 \x03(\x01\x12\x0e\n\x06\x64\x61ta_s\x18\x06 \x03(\x01\"\xe4\x01\n\x08NodeBeat\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x18\n\x10topology_address\x18\x02 \x01(\t\x12\x10\n\x08silent_s\x18\x03 \x01(\x01\x12\x0e\n\x06shards\x18\x04 \x01(\x04\x12\x13\n\x0bshard_bytes\x18\x05 \x01(\x04\x12\x12\n\nfree_bytes\x18\x06 \x01(\x04\x12\x1b\n\x0everified_bytes\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12$\n\x06health\x18\x08 \x03(\x0b\x32\x14.deeplink.v1.Finding\x12\x0f\n\x07\x62oot_id\x18\t \x01(\tB\x11\n\x0f_verified_bytes\"\xef\x02\n\x0eIncidentRecord\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04node\x18\x03 \x01(\t\x12%\n\x07\x61ttempt\x18\x04 \x01(\x0b\x32\x14.deeplink.v1.Attempt\x12\x0e\n\x06\x61\x63tion\x18\x05 \x01(\t\x12\x10\n\x08\x65vidence\x18\x06 \x01(\t\x12\x12\n\nbegan_unix\x18\x07 \x01(\x01\x12\x15\n\rdetected_unix\x18\x08 \x01(\x01\x12\x12\n\nacted_unix\x18\t \x01(\x01\x12\x16\n\x0erecovered_unix\x18\n \x01(\x01\x12\x0f\n\x07outcome\x18\x0b \x01(\t\x12\x16\n\x0esteps_repeated\x18\x0c \x01(\x04\x12%\n\x08timeline\x18\r \x03(\x0b\x32\x13.deeplink.v1.Moment\x12\r\n\x05ranks\x18\x0e \x01(\r\x12\x0e\n\x06step_s\x18\x0f \x01(\x01\x12&\n\x06stacks\x18\x10 \x03(\x0b\x32\x16.deeplink.v1.RankStack\"$\n\x06Moment\x12\x0c\n\x04unix\x18\x01 \x01(\x01\x12\x0c\n\x04what\x18\x02 \x01(\t\"\x85\x02\n\rAttendRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x18\n\x10topology_address\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x10\n\x08uptime_s\x18\x04 \x01(\x01\x12\x0c\n\x04unix\x18\x05 \x01(\x01\x12$\n\x06health\x18\x06 \x03(\x0b\x32\x14.deeplink.v1.Finding\x12$\n\x06missed\x18\x07 \x03(\x0b\x32\x14.deeplink.v1.Finding\x12\x0e\n\x06shards\x18\x08 \x01(\x04\x12\x13\n\x0bshard_bytes\x18\t \x01(\x04\x12\x16\n\x0everified_bytes\x18\n \x01(\x04\x12\x12\n\nfree_bytes\x18\x0b \x01(\x04\"*\n\x0b\x41ttendReply\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x0c\n\x04unix\x18\x02 \x01(\x01\"\x1a\n\tBeatReply\x12\r\n\x05known\x18\x01 \x01(\x08\"\x89\x01\n\x10OperationRequest\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0c\n\x04verb\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\r\n\x05nodes\x18\x04 \x01(\t\x12\x0b\n\x03why\x18\x05 \x01(\t\x12\x0b\n\x03saw\x18\x06 \x01(\t\x12\r\n\x05\x66orce\x18\x07 \x01(\x08\x12\x0e\n\x06person\x18\x08 \x01(\t\"n\n\rOperationPlan\x12\x10\n\x08\x63ommands\x18\x01 \x03(\t\x12\x0b\n\x03saw\x18\x02 \x01(\t\x12\x0c\n\x04undo\x18\x03 \x01(\t\x12\x0f\n\x07remarks\x18\x04 \x03(\t\x12\x0f\n\x07refused\x18\x05 \x01(\t\x12\x0e\n\x06remedy\x18\x06 \x01(\t\"x\n\x0eOperationReply\x12\x0f\n\x07outcome\x18\x01 \x01(\t\x12\x0e\n\x06result\x18\x02 \x01(\t\x12\x0c\n\x04undo\x18\x03 \x01(\t\x12\x12\n\nasked_unix\x18\x04 \x01(\x01\x12\x11\n\tdone_unix\x18\x05 \x01(\x01\x12\x10\n\x08\x63ommands\x18\x06 \x03(\t\"\r\n\x0bRoleRequest\"9\n\tRoleReply\x12\x0c\n\x04user\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63ting\x18\x02 \x01(\x08\x12\x0e\n\x06paused\x18\x03 \x01(\t*\x96\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x12\n\x0ePHASE_STARTING\x10\x01\x12\x11\n\rPHASE_RUNNING\x10\x02\x12\x14\n\x10PHASE_RECOVERING\x10\x03\x12\x12\n\x0ePHASE_STRANDED\x10\x04\x12\x13\n\x0fPHASE_SUCCEEDED\x10\x05\x12\x10\n\x0cPHASE_FAILED\x10\x06\x32\x81\x01\n\x05Watch\x12\x38\n\x04\x42\x65\x61t\x12\x18.deeplink.v1.BeatRequest\x1a\x16.deeplink.v1.BeatReply\x12>\n\x06\x41ttend\x12\x1a.deeplink.v1.AttendRequest\x1a\x18.deeplink.v1.AttendReply2\xcc\x01\n\nOperations\x12\x41\n\x04Plan\x12\x1d.deeplink.v1.OperationRequest\x1a\x1a.deeplink.v1.OperationPlan\x12\x41\n\x03\x41\x63t\x12\x1d.deeplink.v1.OperationRequest\x1a\x1b.deeplink.v1.OperationReply\x12\x38\n\x04Role\x12\x18.deeplink.v1.RoleRequest\x1a\x16.deeplink.v1.RoleReply2\x90\x01\n\x08Identity\x12G\n\tChallenge\x12\x1d.deeplink.v1.ChallengeRequest\x1a\x1b.deeplink.v1.ChallengeReply\x12;\n\x05Prove\x12\x19.deeplink.v1.ProveRequest\x1a\x17.deeplink.v1.ProveReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deeplink.v1.watch_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PHASE']._serialized_start=1866
-  _globals['_PHASE']._serialized_end=2016
+  _globals['_PHASE']._serialized_start=2332
+  _globals['_PHASE']._serialized_end=2482
   _globals['_CHALLENGEREQUEST']._serialized_start=90
   _globals['_CHALLENGEREQUEST']._serialized_end=108
   _globals['_CHALLENGEREPLY']._serialized_start=110
   _globals['_CHALLENGEREPLY']._serialized_end=141
   _globals['_PROVEREQUEST']._serialized_start=143
-  _globals['_PROVEREQUEST']._serialized_end=245
-  _globals['_PROVEREPLY']._serialized_start=247
-  _globals['_PROVEREPLY']._serialized_end=274
-  _globals['_BEATREQUEST']._serialized_start=277
-  _globals['_BEATREQUEST']._serialized_end=754
-  _globals['_RANKTIMES']._serialized_start=757
-  _globals['_RANKTIMES']._serialized_end=888
-  _globals['_NODEBEAT']._serialized_start=891
-  _globals['_NODEBEAT']._serialized_end=1119
-  _globals['_INCIDENTRECORD']._serialized_start=1122
-  _globals['_INCIDENTRECORD']._serialized_end=1489
-  _globals['_MOMENT']._serialized_start=1491
-  _globals['_MOMENT']._serialized_end=1527
-  _globals['_ATTENDREQUEST']._serialized_start=1530
-  _globals['_ATTENDREQUEST']._serialized_end=1791
-  _globals['_ATTENDREPLY']._serialized_start=1793
-  _globals['_ATTENDREPLY']._serialized_end=1835
-  _globals['_BEATREPLY']._serialized_start=1837
-  _globals['_BEATREPLY']._serialized_end=1863
-  _globals['_WATCH']._serialized_start=2019
-  _globals['_WATCH']._serialized_end=2148
-  _globals['_IDENTITY']._serialized_start=2151
-  _globals['_IDENTITY']._serialized_end=2295
+  _globals['_PROVEREQUEST']._serialized_end=263
+  _globals['_PROVEREPLY']._serialized_start=265
+  _globals['_PROVEREPLY']._serialized_end=292
+  _globals['_BEATREQUEST']._serialized_start=295
+  _globals['_BEATREQUEST']._serialized_end=772
+  _globals['_RANKTIMES']._serialized_start=775
+  _globals['_RANKTIMES']._serialized_end=906
+  _globals['_NODEBEAT']._serialized_start=909
+  _globals['_NODEBEAT']._serialized_end=1137
+  _globals['_INCIDENTRECORD']._serialized_start=1140
+  _globals['_INCIDENTRECORD']._serialized_end=1507
+  _globals['_MOMENT']._serialized_start=1509
+  _globals['_MOMENT']._serialized_end=1545
+  _globals['_ATTENDREQUEST']._serialized_start=1548
+  _globals['_ATTENDREQUEST']._serialized_end=1809
+  _globals['_ATTENDREPLY']._serialized_start=1811
+  _globals['_ATTENDREPLY']._serialized_end=1853
+  _globals['_BEATREPLY']._serialized_start=1855
+  _globals['_BEATREPLY']._serialized_end=1881
+  _globals['_OPERATIONREQUEST']._serialized_start=1884
+  _globals['_OPERATIONREQUEST']._serialized_end=2021
+  _globals['_OPERATIONPLAN']._serialized_start=2023
+  _globals['_OPERATIONPLAN']._serialized_end=2133
+  _globals['_OPERATIONREPLY']._serialized_start=2135
+  _globals['_OPERATIONREPLY']._serialized_end=2255
+  _globals['_ROLEREQUEST']._serialized_start=2257
+  _globals['_ROLEREQUEST']._serialized_end=2270
+  _globals['_ROLEREPLY']._serialized_start=2272
+  _globals['_ROLEREPLY']._serialized_end=2329
+  _globals['_WATCH']._serialized_start=2485
+  _globals['_WATCH']._serialized_end=2614
+  _globals['_OPERATIONS']._serialized_start=2617
+  _globals['_OPERATIONS']._serialized_end=2821
+  _globals['_IDENTITY']._serialized_start=2824
+  _globals['_IDENTITY']._serialized_end=2968
 # @@protoc_insertion_point(module_scope)

@@ -90,7 +90,7 @@ Global___ChallengeReply: _TypeAlias = ChallengeReply  # noqa: Y015
 
 @_typing.final
 class ProveRequest(_message.Message):
-    """Exactly one of attempt and node is set: whom the caller speaks for."""
+    """One of attempt and node says whom the caller speaks for; with operator he asks for a token of that role."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -98,10 +98,12 @@ class ProveRequest(_message.Message):
     CREDENTIAL_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
+    OPERATOR_FIELD_NUMBER: _builtins.int
     nonce: _builtins.str
     credential: _builtins.str
     """MUNGE's, of the statement that attempt or node and the nonce make"""
     node: _builtins.str
+    operator: _builtins.bool
     @_builtins.property
     def attempt(self) -> _common_pb2.Attempt: ...
     def __init__(
@@ -111,10 +113,11 @@ class ProveRequest(_message.Message):
         credential: _builtins.str = ...,
         attempt: _common_pb2.Attempt | None = ...,
         node: _builtins.str = ...,
+        operator: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "credential", b"credential", "node", b"node", "nonce", b"nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "credential", b"credential", "node", b"node", "nonce", b"nonce", "operator", b"operator"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -532,3 +535,168 @@ class BeatReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BeatReply: _TypeAlias = BeatReply  # noqa: Y015
+
+@_typing.final
+class OperationRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    VERB_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    SAW_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    PERSON_FIELD_NUMBER: _builtins.int
+    request: _builtins.str
+    """chosen by the caller, unique for ever; a Plan needs none"""
+    verb: _builtins.str
+    """drain, resume, requeue, release, cancel, warm, evict, acknowledge, reopen, pause-watchdog, resume-watchdog"""
+    target: _builtins.str
+    """node, job, dataset or incident"""
+    nodes: _builtins.str
+    """of warm: onto which"""
+    why: _builtins.str
+    saw: _builtins.str
+    """of the plan that was shown: what has changed since refuses the operation"""
+    force: _builtins.bool
+    person: _builtins.str
+    """for whom a console asks; empty: for the token's user"""
+    def __init__(
+        self,
+        *,
+        request: _builtins.str = ...,
+        verb: _builtins.str = ...,
+        target: _builtins.str = ...,
+        nodes: _builtins.str = ...,
+        why: _builtins.str = ...,
+        saw: _builtins.str = ...,
+        force: _builtins.bool = ...,
+        person: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "nodes", b"nodes", "person", b"person", "request", b"request", "saw", b"saw", "target", b"target", "verb", b"verb", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperationRequest: _TypeAlias = OperationRequest  # noqa: Y015
+
+@_typing.final
+class OperationPlan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMANDS_FIELD_NUMBER: _builtins.int
+    SAW_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    REMARKS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
+    saw: _builtins.str
+    """what the operation depends on, JSON"""
+    undo: _builtins.str
+    """the verb that takes it back; empty where none does"""
+    refused: _builtins.str
+    """why it would not be done now"""
+    remedy: _builtins.str
+    @_builtins.property
+    def commands(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as a shell takes them; none where only the journal is written"""
+
+    @_builtins.property
+    def remarks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        commands: _abc.Iterable[_builtins.str] | None = ...,
+        saw: _builtins.str = ...,
+        undo: _builtins.str = ...,
+        remarks: _abc.Iterable[_builtins.str] | None = ...,
+        refused: _builtins.str = ...,
+        remedy: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "refused", b"refused", "remarks", b"remarks", "remedy", b"remedy", "saw", b"saw", "undo", b"undo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperationPlan: _TypeAlias = OperationPlan  # noqa: Y015
+
+@_typing.final
+class OperationReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    ASKED_UNIX_FIELD_NUMBER: _builtins.int
+    DONE_UNIX_FIELD_NUMBER: _builtins.int
+    COMMANDS_FIELD_NUMBER: _builtins.int
+    outcome: _builtins.str
+    """done, refused, failed; empty while it is under way"""
+    result: _builtins.str
+    """for people"""
+    undo: _builtins.str
+    asked_unix: _builtins.float
+    done_unix: _builtins.float
+    @_builtins.property
+    def commands(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        outcome: _builtins.str = ...,
+        result: _builtins.str = ...,
+        undo: _builtins.str = ...,
+        asked_unix: _builtins.float = ...,
+        done_unix: _builtins.float = ...,
+        commands: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_unix", b"asked_unix", "commands", b"commands", "done_unix", b"done_unix", "outcome", b"outcome", "result", b"result", "undo", b"undo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperationReply: _TypeAlias = OperationReply  # noqa: Y015
+
+@_typing.final
+class RoleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoleRequest: _TypeAlias = RoleRequest  # noqa: Y015
+
+@_typing.final
+class RoleReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_FIELD_NUMBER: _builtins.int
+    ACTING_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    acting: _builtins.bool
+    paused: _builtins.str
+    """by whom, since when and why; empty while it is not"""
+    def __init__(
+        self,
+        *,
+        user: _builtins.str = ...,
+        acting: _builtins.bool = ...,
+        paused: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acting", b"acting", "paused", b"paused", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoleReply: _TypeAlias = RoleReply  # noqa: Y015

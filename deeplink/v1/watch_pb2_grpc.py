@@ -145,6 +145,170 @@ class Watch(object):
             _registered_method=True)
 
 
+class OperationsStub(object):
+    """Beside Watch: what people decide, done by the watchdog and written down. Every call needs an operator's token.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Plan = channel.unary_unary(
+                '/deeplink.v1.Operations/Plan',
+                request_serializer=deeplink_dot_v1_dot_watch__pb2.OperationRequest.SerializeToString,
+                response_deserializer=deeplink_dot_v1_dot_watch__pb2.OperationPlan.FromString,
+                _registered_method=True)
+        self.Act = channel.unary_unary(
+                '/deeplink.v1.Operations/Act',
+                request_serializer=deeplink_dot_v1_dot_watch__pb2.OperationRequest.SerializeToString,
+                response_deserializer=deeplink_dot_v1_dot_watch__pb2.OperationReply.FromString,
+                _registered_method=True)
+        self.Role = channel.unary_unary(
+                '/deeplink.v1.Operations/Role',
+                request_serializer=deeplink_dot_v1_dot_watch__pb2.RoleRequest.SerializeToString,
+                response_deserializer=deeplink_dot_v1_dot_watch__pb2.RoleReply.FromString,
+                _registered_method=True)
+
+
+class OperationsServicer(object):
+    """Beside Watch: what people decide, done by the watchdog and written down. Every call needs an operator's token.
+    """
+
+    def Plan(self, request, context):
+        """The commands that an operation would run now, and what it depends on. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Act(self, request, context):
+        """Does it once for each request id, and waits a while for its end; asked again, tells how it stands.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Role(self, request, context):
+        """Whose token this is, and whether the watchdog acts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_OperationsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Plan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Plan,
+                    request_deserializer=deeplink_dot_v1_dot_watch__pb2.OperationRequest.FromString,
+                    response_serializer=deeplink_dot_v1_dot_watch__pb2.OperationPlan.SerializeToString,
+            ),
+            'Act': grpc.unary_unary_rpc_method_handler(
+                    servicer.Act,
+                    request_deserializer=deeplink_dot_v1_dot_watch__pb2.OperationRequest.FromString,
+                    response_serializer=deeplink_dot_v1_dot_watch__pb2.OperationReply.SerializeToString,
+            ),
+            'Role': grpc.unary_unary_rpc_method_handler(
+                    servicer.Role,
+                    request_deserializer=deeplink_dot_v1_dot_watch__pb2.RoleRequest.FromString,
+                    response_serializer=deeplink_dot_v1_dot_watch__pb2.RoleReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'deeplink.v1.Operations', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('deeplink.v1.Operations', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Operations(object):
+    """Beside Watch: what people decide, done by the watchdog and written down. Every call needs an operator's token.
+    """
+
+    @staticmethod
+    def Plan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deeplink.v1.Operations/Plan',
+            deeplink_dot_v1_dot_watch__pb2.OperationRequest.SerializeToString,
+            deeplink_dot_v1_dot_watch__pb2.OperationPlan.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Act(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deeplink.v1.Operations/Act',
+            deeplink_dot_v1_dot_watch__pb2.OperationRequest.SerializeToString,
+            deeplink_dot_v1_dot_watch__pb2.OperationReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Role(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/deeplink.v1.Operations/Role',
+            deeplink_dot_v1_dot_watch__pb2.RoleRequest.SerializeToString,
+            deeplink_dot_v1_dot_watch__pb2.RoleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class IdentityStub(object):
     """Beside Watch, and without a token: a MUNGE credential with the nonce proves who calls, and the reply has a token that
     names its user.

@@ -69,6 +69,61 @@ class WatchServicer(metaclass=_abc_1.ABCMeta):
 
 def add_WatchServicer_to_server(servicer: WatchServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
+class OperationsStub:
+    """Beside Watch: what people decide, done by the watchdog and written down. Every call needs an operator's token."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> OperationsAsyncStub: ...
+    Plan: _grpc.UnaryUnaryMultiCallable[_watch_pb2.OperationRequest, _watch_pb2.OperationPlan]
+    """The commands that an operation would run now, and what it depends on. Changes nothing."""
+    Act: _grpc.UnaryUnaryMultiCallable[_watch_pb2.OperationRequest, _watch_pb2.OperationReply]
+    """Does it once for each request id, and waits a while for its end; asked again, tells how it stands."""
+    Role: _grpc.UnaryUnaryMultiCallable[_watch_pb2.RoleRequest, _watch_pb2.RoleReply]
+    """Whose token this is, and whether the watchdog acts."""
+
+@_typing.type_check_only
+class OperationsAsyncStub(OperationsStub):
+    """Beside Watch: what people decide, done by the watchdog and written down. Every call needs an operator's token."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Plan: _aio.UnaryUnaryMultiCallable[_watch_pb2.OperationRequest, _watch_pb2.OperationPlan]  # type: ignore[assignment]
+    """The commands that an operation would run now, and what it depends on. Changes nothing."""
+    Act: _aio.UnaryUnaryMultiCallable[_watch_pb2.OperationRequest, _watch_pb2.OperationReply]  # type: ignore[assignment]
+    """Does it once for each request id, and waits a while for its end; asked again, tells how it stands."""
+    Role: _aio.UnaryUnaryMultiCallable[_watch_pb2.RoleRequest, _watch_pb2.RoleReply]  # type: ignore[assignment]
+    """Whose token this is, and whether the watchdog acts."""
+
+class OperationsServicer(metaclass=_abc_1.ABCMeta):
+    """Beside Watch: what people decide, done by the watchdog and written down. Every call needs an operator's token."""
+
+    @_abc_1.abstractmethod
+    def Plan(
+        self,
+        request: _watch_pb2.OperationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_watch_pb2.OperationPlan, _abc.Awaitable[_watch_pb2.OperationPlan]]:
+        """The commands that an operation would run now, and what it depends on. Changes nothing."""
+
+    @_abc_1.abstractmethod
+    def Act(
+        self,
+        request: _watch_pb2.OperationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_watch_pb2.OperationReply, _abc.Awaitable[_watch_pb2.OperationReply]]:
+        """Does it once for each request id, and waits a while for its end; asked again, tells how it stands."""
+
+    @_abc_1.abstractmethod
+    def Role(
+        self,
+        request: _watch_pb2.RoleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_watch_pb2.RoleReply, _abc.Awaitable[_watch_pb2.RoleReply]]:
+        """Whose token this is, and whether the watchdog acts."""
+
+def add_OperationsServicer_to_server(servicer: OperationsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
 class IdentityStub:
     """Beside Watch, and without a token: a MUNGE credential with the nonce proves who calls, and the reply has a token that
     names its user.

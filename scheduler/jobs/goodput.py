@@ -39,7 +39,6 @@ _NOT_ENDING = frozenset(
         IncidentKind.NODE_BACK,
         IncidentKind.SLURMD_LOST,
         IncidentKind.AGENTS_SILENT,
-        IncidentKind.GRES_LEAKED,
     }
 )
 """Ranks go on meanwhile."""

@@ -1,4 +1,4 @@
 """What the watchdog keeps for ever: incidents, evidence and actions, in one SQLite file.
 
-Other packages import: `incident_json`, `journal`, `standby`.
+Other packages import: `incident_json`, `journal`, `operations`, `standby`.
 """

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 APPLICATION_ID = 0x444C4A31  # "DLJ1", in the file's head: tells a journal from any other SQLite file
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 _OF_INCIDENTS = """
 CREATE TABLE stacks (
@@ -56,6 +56,29 @@ CREATE INDEX hits_of_node ON hits (node);
 CREATE INDEX incidents_of_node ON incidents (node);
 """
 """Of an incident that was told more than once: under which id, for which node and job, and how that job is now."""
+
+_OPERATIONS = """
+CREATE TABLE operations (
+  number INTEGER PRIMARY KEY AUTOINCREMENT,
+  request TEXT NOT NULL UNIQUE,
+  verb TEXT NOT NULL,
+  target TEXT NOT NULL,
+  nodes TEXT NOT NULL,
+  why TEXT NOT NULL,
+  force INTEGER NOT NULL,
+  person TEXT NOT NULL,
+  via TEXT NOT NULL,
+  saw TEXT NOT NULL,
+  commands TEXT NOT NULL,
+  asked_unix REAL NOT NULL,
+  done_unix REAL NOT NULL DEFAULT 0,
+  outcome TEXT NOT NULL DEFAULT '',
+  result TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX operations_of_target ON operations (target);
+CREATE INDEX operations_of_verb ON operations (verb);
+"""
+"""What people had the watchdog do (`operations`)."""
 
 CREATE = (
     """
@@ -148,6 +171,7 @@ CREATE TABLE actions (
 """
     + _OF_INCIDENTS
     + _HITS
+    + _OPERATIONS
 )
 
 MIGRATIONS: dict[int, str] = {
@@ -165,6 +189,7 @@ ALTER TABLE incidents ADD COLUMN step_s REAL NOT NULL DEFAULT 0;
 ALTER TABLE jobs ADD COLUMN label TEXT NOT NULL DEFAULT '';
 ALTER TABLE incidents ADD COLUMN job_label TEXT NOT NULL DEFAULT '';
 """,
+    5: _OPERATIONS,
 }
 """Schema version -> the statements that lead from it to the next one."""
 

@@ -45,6 +45,11 @@ def node_statement(node: str, nonce: str) -> str:
     return f"deeplink watch node {quote(node, safe='')} {nonce}"
 
 
+def operator_statement(nonce: str) -> str:
+    """Return what an operator has MUNGE vouch for."""
+    return f"deeplink watch operator {nonce}"
+
+
 class WatchdogClient:
     """A connection that is opened when it is needed and kept: a call that is late does not end it.
 
@@ -52,7 +57,8 @@ class WatchdogClient:
     failure the address and the token are looked at again; a new connection is made where one has changed.
     """
 
-    def __init__(self, address: str, token_file: Path | None, speaks_for: Attempt | str) -> None:
+    def __init__(self, address: str, token_file: Path | None, speaks_for: Attempt | str | None) -> None:
+        """Speak for a job, a node, or as an operator where `speaks_for` is None."""
         self._address, self._token_file, self._speaks_for = address, token_file, speaks_for
         self._channel: grpc.Channel | None = None
         self._way: tuple[str, str] | None = None
@@ -63,8 +69,9 @@ class WatchdogClient:
     def call(self, say: Callable[[Any], Any]) -> Any:
         """Return what `say` returns, called with a stub of the watchdog's service; `say` bounds the call."""
         channel = self._connected()
+        stub = watch_pb2_grpc.OperationsStub if self._speaks_for is None else watch_pb2_grpc.WatchStub
         try:
-            return say(watch_pb2_grpc.WatchStub(channel))
+            return say(stub(channel))
         except grpc.RpcError as problem:
             self._has_failed = True
             if problem.code() is grpc.StatusCode.UNAUTHENTICATED:
@@ -102,7 +109,10 @@ class WatchdogClient:
             request = watch_pb2.ProveRequest(
                 nonce=stub.Challenge(watch_pb2.ChallengeRequest(), timeout=PROVE_S).nonce
             )
-            if isinstance(self._speaks_for, str):
+            if self._speaks_for is None:
+                request.operator = True
+                statement = operator_statement(request.nonce)
+            elif isinstance(self._speaks_for, str):
                 request.node = self._speaks_for
                 statement = node_statement(self._speaks_for, request.nonce)
             else:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hmac
 import os
 import pwd
-import re
 import threading
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import quote, unquote
 
 import grpc
 from grpc_health.v1 import health
@@ -25,7 +21,7 @@ from deeplink.rpc.channel import attempt_from_wire, bound_server
 from deeplink.rpc.tokens import TOKEN_HEADER
 from deeplink.scheduler.journal.journal import JournalError
 from deeplink.scheduler.liveness.heartbeats import beat_from_wire, finding_from_wire, node_from_wire
-from deeplink.scheduler.liveness.watchdog_client import job_statement, node_statement
+from deeplink.scheduler.liveness.watchdog_client import job_statement, node_statement, operator_statement
 from deeplink.scheduler.recovery.evidence import SLURMD
 from deeplink.scheduler.recovery.incident_merging import LONGEST_EVIDENCE
 from deeplink.scheduler.recovery.records import (
@@ -38,6 +34,7 @@ from deeplink.scheduler.recovery.records import (
 from deeplink.scheduler.slurm.client import JobVanishedError
 from deeplink.scheduler.slurm.munge import Credential, CredentialError, MungeSocket, decoded
 from deeplink.scheduler.slurm.nodeset import fold
+from deeplink.scheduler.watch.tokens import Caller, TokenMint
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 
 if TYPE_CHECKING:
@@ -54,13 +51,7 @@ if TYPE_CHECKING:
 # Decides whose heartbeats and reports the watchdog believes.
 
 
-NONCE_S = 30.0
 PROVED_S = 86_400.0  # how long a token lasts that MUNGE was shown for; its holder proves himself again then
-_SECOND = re.compile(r"\d{1,12}", re.ASCII)
-_CLAIMS = re.compile(
-    r"u(?P<uid>\d{1,10})\.e(?P<until>\d{1,12})(?:\.j(?P<job>\d{1,18})\.(?P<restart>\d{1,9})|\.n(?P<node>[^:]{1,1024}))?",
-    re.ASCII,
-)
 IDENTITY = watch_pb2.DESCRIPTOR.services_by_name["Identity"].full_name
 REFUSAL = (
     "the call carries no token of this watchdog, or one that has ended. With MUNGE the caller proves himself "
@@ -70,80 +61,6 @@ _MOST_PROOFS = 4  # proofs checked at once: each asks munged by a process of its
 _PROOF_WAIT_S = 1.0
 _MOST_QUESTIONS = 4
 """Jobs that Slurm is asked for at once: the rest of the server's threads are left to heartbeats of known jobs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """The holder of a token."""
-
-    uid: int  # the user's
-    job: int = 0  # the one job that he may speak for, with its restart count; 0: any job of his
-    restart: int = 0
-    node: str = ""  # the one node that he may speak for; empty: none, or any
-
-    def speaks_for(self, attempt: Attempt) -> bool:
-        """Return whether the token was made for this attempt's job; whose job that is, Slurm knows."""
-        return not self.node and (not self.job or (self.job, self.restart) == (attempt.job, attempt.restart))
-
-    def speaks_for_node(self, node: NodeName) -> bool:
-        """Return whether the token was made for this node, or for none in particular."""
-        return not self.job and self.node in {"", node}
-
-
-@dataclass(frozen=True, slots=True)
-class TokenMint:
-    """Makes tokens and reads them back; whoever has the secret makes the same ones."""
-
-    secret: str
-
-    def token(self, caller: Caller, until: float) -> str:
-        """Return the token that names this caller until a moment, seconds since 1970.
-
-        >>> TokenMint("s").token(Caller(uid=1000, job=17), 99.0)[:14]
-        'u1000.e99.j17.'
-        """
-        claims = f"u{caller.uid}.e{int(until)}"
-        if caller.job:
-            claims += f".j{caller.job}.{caller.restart}"
-        elif caller.node:
-            claims += f".n{quote(caller.node, safe='')}"
-        return f"{claims}:{self._digest(claims)}"
-
-    def caller(self, token: str, unix: float) -> Caller | None:
-        """Return whom a token names; None where it was not made here, or has ended by `unix`."""
-        claims, _, digest = token.partition(":")
-        found = _CLAIMS.fullmatch(claims)
-        if not found or not hmac.compare_digest(digest.encode(), self._digest(claims).encode()):
-            return None
-        if unix >= int(found["until"]):
-            return None
-        return Caller(
-            uid=int(found["uid"]),
-            job=int(found["job"] or 0),
-            restart=int(found["restart"] or 0),
-            node=unquote(found["node"] or ""),
-        )
-
-    def nonce(self, unix: float) -> str:
-        """Return a nonce of this second, which the secret knows again: it does not have to be remembered."""
-        return self._nonce(str(int(unix)))
-
-    def made_lately(self, nonce: str, unix: float) -> bool:
-        """Return whether a nonce was made here within the last half minute."""
-        # Many callers may have the same one: MUNGE itself decodes no credential a second time.
-        second = nonce.partition(":")[0]
-        return (
-            _SECOND.fullmatch(second) is not None
-            and hmac.compare_digest(nonce.encode(), self._nonce(second).encode())
-            and 0.0 <= unix - int(second) <= NONCE_S
-        )
-
-    def _nonce(self, second: str) -> str:
-        return f"{second}:{self._digest(f'nonce {second}')}"
-
-    def _digest(self, claims: str) -> str:
-        digest = hmac.new(self.secret.encode(), f"deeplink watch {claims}".encode(), sha256).digest()
-        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 class NotAuthorizedError(DeepLinkError):
@@ -188,6 +105,7 @@ class Authorizer:
     journal: Journal  # knows the users of jobs while Slurm does not answer
     clock: Clock  # time
     agents: Collection[int] = ()  # users whose standing agents are believed, besides root and the watchdog's own
+    operators: Collection[int] = ()  # users that MUNGE may name as operators, besides the same two
     _callers: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(2 * _MOST_PROOFS))
     _proofs: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_MOST_PROOFS))
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -203,12 +121,19 @@ class Authorizer:
         if not self.mint.made_lately(request.nonce, self.clock.unix()):
             raise NotAuthorizedError(grpc.StatusCode.FAILED_PRECONDITION, "the nonce is unknown or too old")
         attempt = attempt_from_wire(request.attempt)
-        said = (
-            node_statement(request.node, request.nonce) if request.node else job_statement(attempt, request.nonce)
-        )
+        if request.operator:
+            said = operator_statement(request.nonce)
+        elif request.node:
+            said = node_statement(request.node, request.nonce)
+        else:
+            said = job_statement(attempt, request.nonce)
         credential = self._decoded(request.credential)
         if not hmac.compare_digest(credential.statement.encode(), said.encode()):
             raise _denied("the credential was made for something else")
+        if request.operator:
+            if credential.uid not in {0, os.getuid(), *self.operators}:
+                raise _denied(f"user {_name_of(credential.uid)} is no operator (`deeplink watch --operators`)")
+            return self._token(Caller(uid=credential.uid, operator=True))
         if not request.node:
             caller = Caller(uid=credential.uid, job=attempt.job, restart=attempt.restart)
             self._check_owner(caller, attempt)
@@ -230,6 +155,13 @@ class Authorizer:
     def agent(self, token: str, node: NodeName) -> None:
         """Check that this is the token of a standing agent of this node."""
         self._check_agent(self._caller(token), node)
+
+    def operator(self, token: str) -> str:
+        """Return the name of the operator whose token this is."""
+        caller = self._caller(token)
+        if not caller.operator:
+            raise _denied(f"the token of {_name_of(caller.uid)} is no operator's")
+        return _name_of(caller.uid)
 
     def is_valid(self, token: str) -> bool:
         """Return whether a token was made here, and has not ended."""
@@ -317,6 +249,7 @@ def _name_of(uid: int) -> str:
 
 
 SERVICE = watch_pb2.DESCRIPTOR.services_by_name["Watch"].full_name
+OPERATIONS = watch_pb2.DESCRIPTOR.services_by_name["Operations"].full_name
 
 
 class WatchServicer(watch_pb2_grpc.WatchServicer):
@@ -343,8 +276,8 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
         came, now_unix = self._clock.monotonic(), self._clock.unix()
         try:
             said = beat_from_wire(request, now_unix)
-            with _aborting(context):
-                owner = self.authorizer.owner(_token(context), said.attempt)
+            with aborting(context):
+                owner = self.authorizer.owner(token_in(context), said.attempt)
             beat = self._believed(replace(said, user=owner))
             nodes = tuple(self._book.with_findings(node, came) for node in beat.node_beats)
             failed = _failure(lambda: self._journal.record_beat(replace(beat, node_beats=nodes), now_unix))
@@ -375,8 +308,8 @@ class WatchServicer(watch_pb2_grpc.WatchServicer):
         now, now_unix = self._clock.monotonic(), self._clock.unix()
         try:
             node = node_from_wire(request, now_unix)
-            with _aborting(context):
-                self.authorizer.agent(_token(context), node.name)
+            with aborting(context):
+                self.authorizer.agent(token_in(context), node.name)
             missed = [finding_from_wire(finding) for finding in request.missed]
             if not self.authorizer.site.knows(node.name):
                 return watch_pb2.AttendReply(known=False)
@@ -449,28 +382,35 @@ class IdentityServicer(watch_pb2_grpc.IdentityServicer):
     @override
     def Prove(self, request: watch_pb2.ProveRequest, context: grpc.ServicerContext) -> watch_pb2.ProveReply:
         """Return a token for the job or node that a MUNGE credential speaks for."""
-        with _aborting(context):
+        with aborting(context):
             return watch_pb2.ProveReply(token=self._authorizer.prove(request))
 
 
 @contextlib.contextmanager
-def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
+def aborting(context: grpc.ServicerContext) -> Iterator[None]:
+    """End a call that is not believed with the status that says so."""
     try:
         yield
     except NotAuthorizedError as refused:
         context.abort(refused.status, str(refused))
 
 
-def _token(context: grpc.ServicerContext) -> str:
+def token_in(context: grpc.ServicerContext) -> str:
+    """Return the token that a call carries; empty where it carries none."""
     return str(dict(context.invocation_metadata() or ()).get(TOKEN_HEADER, ""))
 
 
-def watch_server(bind: str, servicer: WatchServicer) -> BoundServer:
+def watch_server(
+    bind: str, servicer: WatchServicer, operations: watch_pb2_grpc.OperationsServicer | None = None
+) -> BoundServer:
     """Return a server bound to `bind`, not yet serving; every call needs a token of the servicer's."""
 
     def register(server: grpc.Server) -> tuple[str, ...]:
         watch_pb2_grpc.add_WatchServicer_to_server(servicer, server)
         watch_pb2_grpc.add_IdentityServicer_to_server(IdentityServicer(servicer.authorizer), server)
+        if operations is not None:
+            watch_pb2_grpc.add_OperationsServicer_to_server(operations, server)
+            return SERVICE, OPERATIONS, IDENTITY
         return SERVICE, IDENTITY
 
     return bound_server(

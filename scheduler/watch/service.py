@@ -18,6 +18,7 @@ from deeplink.core.metrics import WatchMetrics
 from deeplink.core.metrics_server import serve_metrics
 from deeplink.rpc.channel import allow_descriptors
 from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.journal.operations import OperationLog
 from deeplink.scheduler.journal.standby import emergency_of
 from deeplink.scheduler.liveness.heartbeats import HeartbeatTable
 from deeplink.scheduler.liveness.probe import TcpProber
@@ -28,7 +29,11 @@ from deeplink.scheduler.watch.actor import Actor
 from deeplink.scheduler.watch.bindings import Bindings
 from deeplink.scheduler.watch.notify.notifier import beating, notifying
 from deeplink.scheduler.watch.observer import COMMAND_S, Observer
-from deeplink.scheduler.watch.server import Authorizer, TokenMint, WatchServicer, watch_server
+from deeplink.scheduler.watch.operator_actions import OperatorActor
+from deeplink.scheduler.watch.operator_plan import LongRunner, OperatorPlanner
+from deeplink.scheduler.watch.operator_server import OperationsServicer
+from deeplink.scheduler.watch.server import Authorizer, WatchServicer, watch_server
+from deeplink.scheduler.watch.tokens import TokenMint
 from deeplink.scheduler.watch.watchdog import Daemon, leading
 
 if TYPE_CHECKING:
@@ -50,6 +55,7 @@ class WatchSettings:
     bind: str  # `host:port` where heartbeats come in; port 0 for a free one
     secret: str  # makes and checks the tokens that callers carry
     agents: tuple[int, ...] = ()  # users whose standing agents are believed, besides root and the watchdog's own
+    operators: tuple[int, ...] = ()  # users that MUNGE may name as operators, besides the same two
     act: bool = False  # act, or observe only
     policy: WatchPolicy = field(default_factory=WatchPolicy)  # when evidence is enough
     interval_s: float = 1.0  # seconds between two looks in calm
@@ -114,9 +120,30 @@ def watching(
             metrics=metrics,
             say=say,
         )
-        authorizer = Authorizer(TokenMint(settings.secret), observer, journal, clock, settings.agents)
+        mint, log = TokenMint(settings.secret), OperationLog(journal)
+        authorizer = Authorizer(mint, observer, journal, clock, settings.agents, settings.operators)
+        planner = OperatorPlanner(
+            slurm=slurm,
+            journal=journal,
+            log=log,
+            prober=TcpProber(clock),
+            clock=clock,
+            run=LongRunner(),
+            acts=settings.act,
+        )
+        operators = OperatorActor(
+            planner=planner,
+            slurm=slurm,
+            journal=journal,
+            log=log,
+            clock=clock,
+            metrics=metrics,
+            say=say,
+            wake=alarm.set,
+        )
+        stack.callback(operators.close)
         servicer = WatchServicer(journal, heartbeats, clock, metrics, authorizer)
-        bound = watch_server(settings.bind, servicer)
+        bound = watch_server(settings.bind, servicer, OperationsServicer(operators, authorizer))
 
         def tell_health(service: str, well: bool) -> None:  # noqa: FBT001 - of a callable
             status = HealthCheckResponse.SERVING if well else HealthCheckResponse.NOT_SERVING
@@ -132,6 +159,7 @@ def watching(
             Daemon(
                 observer=observer,
                 actor=actor if settings.act else None,
+                operators=operators,
                 journal=journal,
                 policy=settings.policy,
                 clock=clock,

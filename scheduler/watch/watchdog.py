@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.watch.actor import Actor
     from deeplink.scheduler.watch.bindings import Bindings
     from deeplink.scheduler.watch.observer import Observer
+    from deeplink.scheduler.watch.operator_actions import OperatorActor
 
 TENSE_S = 0.5  # rounds of probes while there is suspicion
 BUSY_S = 0.1  # looks at an action under way
@@ -53,6 +54,7 @@ class Daemon:
     metrics: WatchMetrics
     say: Callable[[str], None]
     bindings: Bindings | None = None
+    operators: OperatorActor | None = None
     lock: LeaderLock | None = None
     patient: bool = True
     interval_s: float = 1.0
@@ -62,6 +64,7 @@ class Daemon:
     _ticked: float | None = None
     _troubled: float = field(default=float("-inf"))
     _busy: bool = False
+    _asked: bool = False  # something that an operator wants is under way
     _thinned: float = field(default=float("-inf"))
     _returns: bool = False
     _absence: tuple[float, float] | None = None
@@ -163,11 +166,12 @@ class Daemon:
         self._ticked = self.clock.monotonic()
         self.metrics.loop_time.set(self.clock.unix())
         self.metrics.loop_seconds.observe(self._ticked - began)
-        if self._busy:
+        if self._busy or self._asked:
             return BUSY_S
         return max(0.02, (TENSE_S if self.observer.tense else self.interval_s) - (self._ticked - began))
 
     def _work(self) -> None:
+        self._asked = self.operators is not None and self.operators.work()
         # While Slurm does not answer nothing is known of which nodes there are, and no command would work.
         if self.actor and not self.observer.cluster.problem:
             self._busy = self.actor.work()
@@ -208,11 +212,12 @@ class Daemon:
             if node:  # of several that were lost at once the incident names the first
                 self._returned_nodes.lose(replace(incident, node=node.name), node.boot_id)
         acts = verdict.remedy is not Remedy.NOTHING
-        begun = self.actor is not None and acts and self.actor.begin(verdict, incident)
+        paused = self.operators is not None and bool(self.operators.paused)
+        begun = self.actor is not None and acts and not paused and self.actor.begin(verdict, incident)
         self._busy = self._busy or begun
         if self._tracker.is_new(verdict) or begun:
             self.metrics.verdicts.labels(verdict.kind).inc()
-            what = f"would {verdict.remedy}" if acts and not self.actor else verdict.remedy
+            what = f"would {verdict.remedy}" if acts and (paused or not self.actor) else verdict.remedy
             about = " of ".join(filter(None, (verdict.node, verdict.leaf)))
             who = f"job {self.observer.called(verdict.attempt.job)}: " if verdict.attempt else ""
             self.say(f"{who}{verdict.kind} {about}: {what}: {'; '.join(verdict.reasons)}")

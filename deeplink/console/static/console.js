@@ -1,5 +1,6 @@
 // The page: one stream of events in, one state, one of five places drawn at each event and once a second for the ages.
 
+import { Actions } from "./actions.js";
 import { Cache } from "./cache.js";
 import { ago, el, keyed, old, put, say, setGlyph } from "./dom.js";
 import { Fabric } from "./fabric.js";
@@ -21,6 +22,7 @@ const places = {
 };
 const stream = new Stream(() => soon());
 new Search($("search"), $("hits"));
+const actions = new Actions(document.querySelector(".top"));
 
 const SOURCE_WORDS = { ok: "", stale: "stale", failing: "no answer", off: "not asked", waiting: "nothing yet" };
 
@@ -121,6 +123,7 @@ function draw() {
   drawAges(state, at);
   if (where.place === "fabric") drawFindings(state);
   places[where.place].update(state, at, where);
+  actions.draw(where, state, at);
   document.body.dataset.seq = state.seq;
 }
 

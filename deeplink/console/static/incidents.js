@@ -27,7 +27,6 @@ export const KINDS = {
   "out-of-memory": "out of memory",
   "preempted": "preempted",
   "time-limit": "time limit reached",
-  "gres-leaked": "GPUs leaked",
   "storage-frozen": "storage frozen",
   "agents-silent": "agents silent",
   "watchdog-away": "nobody watched",

@@ -453,7 +453,7 @@ def test_a_journal_of_the_first_schema_is_read_and_taken_on(tmp_path: Path) -> N
         for later in ("timeline", "ranks", "step_s", "job_label"):
             db.execute(f"ALTER TABLE incidents DROP COLUMN {later}")
         db.execute("DROP INDEX incidents_of_node")
-        for later in ("stacks", "notices", "channels", "pulse", "hits"):
+        for later in ("stacks", "notices", "channels", "pulse", "hits", "operations"):
             db.execute(f"DROP TABLE {later}")
         db.execute("PRAGMA user_version = 1")
     db.close()

@@ -35,6 +35,7 @@ from deeplink.scheduler.liveness.watchdog_client import (
     asked_watchdog,
     job_statement,
     node_statement,
+    operator_statement,
 )
 from deeplink.scheduler.recovery.evidence import WatchPolicy
 from deeplink.scheduler.recovery.records import Beat, Phase
@@ -47,12 +48,11 @@ from deeplink.scheduler.watch.observer import COMMAND_S, OWNER_S, ClusterAnswers
 from deeplink.scheduler.watch.server import (
     PROVED_S,
     Authorizer,
-    Caller,
     NotAuthorizedError,
-    TokenMint,
     WatchServicer,
     watch_server,
 )
+from deeplink.scheduler.watch.tokens import Caller, TokenMint
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 from tests.munged import running_munged, set_munge_socket
 from tests.scheduler.watch.callers import ME, MINT, NEVER, TOKEN, AnySite, authorizer
@@ -62,7 +62,7 @@ ATTEMPT = Attempt(17, 1, 0)
 BEAT = beat_to_wire(Beat(attempt=ATTEMPT, phase=Phase.RUNNING, user="whoever"))
 NOBODY = 65534
 callers = st.one_of(
-    st.builds(Caller, uid=st.integers(0, 2**32 - 2)),
+    st.builds(Caller, uid=st.integers(0, 2**32 - 2), operator=st.booleans()),
     st.builds(Caller, uid=st.integers(0, 2**32 - 2), job=st.integers(1, 2**40), restart=st.integers(0, 10**6)),
     st.builds(Caller, uid=st.integers(0, 2**32 - 2), node=st.text(string.printable, min_size=1, max_size=40)),
 )
@@ -148,6 +148,16 @@ def test_another_users_job_is_refused_before_anything_is_kept(watchdog: Watchdog
     said = refused(grpc.StatusCode.PERMISSION_DENIED, lambda: call(lambda stub: stub.Beat(BEAT, timeout=LIMIT_S)))
     assert "job 17 is not of user" in said
     assert watchdog.journal.jobs() == ()
+
+
+def test_an_operator_proves_himself_and_no_job_of_his_makes_him_one(watchdog: Watchdog) -> None:
+    nonce = watchdog.nonce()
+    token = watchdog.prove(encoded(operator_statement(nonce), watchdog.munge_socket), nonce, operator=True)
+    caller = MINT.caller(token, watchdog.clock.unix())
+    assert caller is not None
+    assert (caller.uid, caller.operator) == (os.getuid(), True)
+    ours = encoded(job_statement(ATTEMPT, nonce), watchdog.munge_socket)
+    refused(grpc.StatusCode.PERMISSION_DENIED, lambda: watchdog.prove(ours, nonce, operator=True))
 
 
 def test_while_slurm_is_silent_the_user_on_record_is_believed_and_no_other(
@@ -314,6 +324,7 @@ def test_a_credential_of_another_user_speaks_for_no_job_of_ours_and_for_no_node(
     for whom, statement in (
         ({"attempt": attempt_to_wire(ATTEMPT)}, job_statement(ATTEMPT, "{}")),
         ({"node": "n1"}, node_statement("n1", "{}")),
+        ({"operator": True}, operator_statement("{}")),
     ):
         nonce = watchdog.nonce()
         argv = ["setpriv", f"--reuid={NOBODY}", "--clear-groups", sys.executable, "-c", program]
@@ -323,7 +334,7 @@ def test_a_credential_of_another_user_speaks_for_no_job_of_ours_and_for_no_node(
             grpc.StatusCode.PERMISSION_DENIED,
             lambda: watchdog.prove(made.stdout.strip(), nonce, **whom),  # noqa: B023
         )
-        assert "not of user" in said or "does not report" in said
+        assert any(word in said for word in ("not of user", "does not report", "is no operator"))
 
 
 def test_a_standing_agent_proves_itself_and_reports_for_its_node_alone(
