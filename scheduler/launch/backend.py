@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.text import listed
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.run_state import Handover
     from deeplink.scheduler.recovery.rank_failure import Failed
     from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
+    from deeplink.scheduler.slurm.parse import JobRow, NodeRow
     from deeplink.scheduler.topology.graph import Fabric
 
     EndOf = Callable[[int], int | None]  # how a process ended, by its id; None while it runs
@@ -47,6 +48,23 @@ class NodesStatus:
 
     out: Mapping[NodeName, str] = field(default_factory=dict)  # drained or down
     taken: Mapping[NodeName, str] = field(default_factory=dict)  # no longer the job's: others may run there
+
+    @classmethod
+    def of(cls, nodes: Sequence[NodeName], rows: Collection[NodeRow], job: JobRow, restart: int) -> Self:
+        """Return the status of the nodes that the job began with."""
+        # Slurm takes a node that it, or an administrator, calls down from a job with --no-kill. Where its slurmd
+        # answers, the node may be in service again within a second: only the job's own list tells.
+        said = {row.name: _why(row) for row in rows}
+        kept = frozenset(job.nodes if job.restarts == restart else ()) or frozenset(nodes)
+        return cls(
+            out={row.name: said[row.name] for row in rows if (row.drained or row.down) and row.name in kept},
+            taken={node: said.get(node, "unknown") for node in nodes if node not in kept},
+        )
+
+
+def _why(row: NodeRow) -> str:
+    state = "drained" if row.drained else row.state.value.lower()
+    return f"{state}: {row.reason}" if row.reason else state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.backend import AgentStep, EndOf, RankStep, Reach
     from deeplink.scheduler.launch.environment import NodeFacts
     from deeplink.scheduler.launch.process import StartedAgents, StartedSlots
-    from deeplink.scheduler.slurm.parse import JobAddress, JobRow, NodeRow
+    from deeplink.scheduler.slurm.parse import JobAddress, NodeRow
     from deeplink.scheduler.topology.graph import Fabric
 
 log = logging.getLogger(__name__)
@@ -417,7 +417,7 @@ class SlurmBackend(Backend):
     def nodes_status(self) -> NodesStatus | None:
         try:
             rows = self.slurm.nodes(self.nodes)
-            return nodes_status(self.nodes, rows, self.slurm.job(self.job), self.restart)
+            return NodesStatus.of(self.nodes, rows, self.slurm.job(self.job), self.restart)
         except DeepLinkError as problem:
             log.info("asking Slurm for the states of the nodes: %s", problem)
             return None
@@ -482,20 +482,3 @@ class SlurmBackend(Backend):
 
 def _started(launch: Launch) -> dict[NodeName, int]:
     return {facts.name: count for facts, count in zip(launch.nodes, launch.started, strict=True)}
-
-
-def nodes_status(nodes: Sequence[NodeName], rows: Collection[NodeRow], job: JobRow, restart: int) -> NodesStatus:
-    """Return the status of the nodes that the job began with."""
-    # Slurm takes a node that it, or an administrator, calls down from a job with --no-kill. Where its slurmd
-    # answers, the node may be in service again within a second: only the job's own list tells.
-    said = {row.name: _why(row) for row in rows}
-    kept = frozenset(job.nodes if job.restarts == restart else ()) or frozenset(nodes)
-    return NodesStatus(
-        out={row.name: said[row.name] for row in rows if (row.drained or row.down) and row.name in kept},
-        taken={node: said.get(node, "unknown") for node in nodes if node not in kept},
-    )
-
-
-def _why(row: NodeRow) -> str:
-    state = "drained" if row.drained else row.state.value.lower()
-    return f"{state}: {row.reason}" if row.reason else state

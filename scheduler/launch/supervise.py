@@ -369,8 +369,7 @@ class Supervisor:
         self._events.event("spare-lost", f"{verdict.because}: no spare any more", nodes=verdict.lost)
 
     def _spares(self, running: _Running) -> tuple[NodeName, ...]:
-        active = set(running.layout.active)
-        return tuple(node for node in self._usable if node not in active)
+        return tuple(node for node in self._usable if node not in running.layout.active)
 
     def _forget(self, lost: Collection[NodeName]) -> None:
         self.has_lost = self.has_lost or bool(lost)
@@ -383,9 +382,9 @@ class Supervisor:
         if verdict.cause is Cause.HANG and not verdict.slow:
             verdict = self._located(verdict)
         self._forget(verdict.lost)
-        said = f"{verdict.because}: starting the ranks again"
-        self._events.event("relaunch", said, lost=verdict.lost, because=verdict.because)
-        self._reporter.enter(Phase.RECOVERING, verdict.because)
+        why = verdict.because
+        self._events.event("relaunch", f"{why}: starting the ranks again", lost=verdict.lost, because=why)
+        self._reporter.enter(Phase.RECOVERING, why)
         self._leave(running.layout, running.began)
         self._while_listening(running.step.kill)
         if is_new:

@@ -12,7 +12,6 @@ import pytest
 from deeplink.core.clock import ManualClock
 from deeplink.core.types import JobId, NodeName
 from deeplink.scheduler.launch.backend import NodesStatus
-from deeplink.scheduler.launch.slurm_backend import nodes_status
 from deeplink.scheduler.launch.slurm_monitor import NODES_EVERY_S, NODES_S, NodesPoller
 from deeplink.scheduler.slurm.parse import JobRow, NodeRow, parse_nodes
 from deeplink.scheduler.slurm.states import JobState
@@ -66,12 +65,12 @@ def test_a_node_that_is_not_the_jobs_any_more_is_taken_whatever_its_state(
     state: str, reason: str, of: JobRow, out: dict[NodeName, str], taken: dict[NodeName, str]
 ) -> None:
     rows = [row("n0", "ALLOCATED"), row("n1", "ALLOCATED"), row("n2", state, reason)]
-    assert nodes_status((N0, N1, N2), rows, of, 2) == NodesStatus(out=out, taken=taken)
+    assert NodesStatus.of((N0, N1, N2), rows, of, 2) == NodesStatus(out=out, taken=taken)
 
 
 def test_a_node_that_slurm_knows_no_more_is_taken() -> None:
     rows = [row("n0", "ALLOCATED"), row("n1", "ALLOCATED")]
-    assert nodes_status((N0, N1, N2), rows, FEWER, 2) == NodesStatus(taken={N2: "unknown"})
+    assert NodesStatus.of((N0, N1, N2), rows, FEWER, 2) == NodesStatus(taken={N2: "unknown"})
 
 
 @dataclass
