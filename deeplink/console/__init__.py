@@ -1,4 +1,4 @@
 """The operator health console.
 
-Other packages import: `collect`, `jobs`, `journal_queries`, `request_guard`, `serve`, `snapshot`.
+Other packages import: `actions`, `collect`, `jobs`, `journal_queries`, `request_guard`, `roles`, `serve`, `snapshot`.
 """
