@@ -141,8 +141,8 @@ def command(  # noqa: PLR0913 - one parameter for each option
     """Watch jobs from outside and restart those that lost a node, until SIGTERM."""
     from deeplink.scheduler.recovery.evidence import WatchPolicy
     from deeplink.scheduler.recovery.thresholds import with_thresholds
+    from deeplink.scheduler.watch.caller_tokens import Caller, TokenMint
     from deeplink.scheduler.watch.service import WatchSettings
-    from deeplink.scheduler.watch.tokens import Caller, TokenMint
 
     config = load_config()
     channels = load_channels(config.notify_file) if config.notify_file else ()

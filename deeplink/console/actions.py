@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from deeplink.console.feed import encode
-from deeplink.console.roles import Claim, ConsoleRole, Roles, foreign_origin
+from deeplink.console.roles import ConsoleRole, RoleClaim, Roles, foreign_origin
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.journal.journal import Journal, JournalMissingError
 from deeplink.scheduler.journal.operations import OperationLog
@@ -150,10 +150,10 @@ class ConsoleActions:
             more = {"commands": _by_hand(asked)}
             return _answer({"error": f"no watchdog was asked: {problem}", "remedy": problem.remedy, **more}, 503)
 
-    def _claim(self, request: Request) -> Claim:
+    def _claim(self, request: Request) -> RoleClaim:
         return self.roles.claim(request.client.host if request.client else "", request.headers)
 
-    def _operator(self, request: Request) -> Claim:
+    def _operator(self, request: Request) -> RoleClaim:
         if why := foreign_origin(request.headers, self.hosts):
             raise _RefusedError(403, why, "Act from the console's own page.")
         claim = self._claim(request)
@@ -161,7 +161,7 @@ class ConsoleActions:
             raise _RefusedError(403, f"a viewer changes nothing: {claim.why}", "docs/console.md: operators.")
         return claim
 
-    def _client(self, claim: Claim) -> OperatorClient:
+    def _client(self, claim: RoleClaim) -> OperatorClient:
         return replace(self.watchdog, token=claim.token) if claim.token else self.watchdog
 
     async def _asked(self, ask: Callable[[], T]) -> T:
@@ -211,7 +211,7 @@ async def _body(request: Request) -> dict[str, Any]:
     return found
 
 
-def _read(said: dict[str, Any], claim: Claim) -> watch_pb2.OperationRequest:
+def _read(said: dict[str, Any], claim: RoleClaim) -> watch_pb2.OperationRequest:
     """Return the request; what the watchdog would refuse for its words alone is refused here."""
     if strange := sorted({*said} - {*_TEXTS, "force"}):
         raise _RefusedError(400, f"unknown: {', '.join(strange)[:200]!r}")

@@ -29,7 +29,7 @@ class ConsoleRole(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class RoleClaim:
     """Who a request says it is from. A token is the watchdog's to believe."""
 
     role: ConsoleRole
@@ -63,21 +63,21 @@ class Roles:
 
     proxies: tuple[Network, ...] = ()  # whose word on users and roles is taken
 
-    def claim(self, client: str, headers: Headers) -> Claim:
+    def claim(self, client: str, headers: Headers) -> RoleClaim:
         """Return who asks, from this address."""
         token = _once(headers, TOKEN)
         if token and len(token) <= _LONGEST_TOKEN and token.isascii() and token.isprintable():
-            return Claim(role=ConsoleRole.OPERATOR, token=token)
+            return RoleClaim(role=ConsoleRole.OPERATOR, token=token)
         if ROLE not in headers:
             why = "no operator's token was sent, and no proxy says that this is an operator"
-            return Claim(role=ConsoleRole.VIEWER, why=why)
+            return RoleClaim(role=ConsoleRole.VIEWER, why=why)
         if not self._is_trusted(client):
             why = f"the header {ROLE} came from {client}, which is no trusted proxy (--proxy)"
-            return Claim(role=ConsoleRole.VIEWER, why=why)
+            return RoleClaim(role=ConsoleRole.VIEWER, why=why)
         name = _once(headers, USER)
         if _once(headers, ROLE).lower() != ConsoleRole.OPERATOR or not name:
-            return Claim(role=ConsoleRole.VIEWER, why=f"the proxy names no operator ({ROLE}, {USER})")
-        return Claim(role=ConsoleRole.OPERATOR, name=name)
+            return RoleClaim(role=ConsoleRole.VIEWER, why=f"the proxy names no operator ({ROLE}, {USER})")
+        return RoleClaim(role=ConsoleRole.OPERATOR, name=name)
 
     def _is_trusted(self, client: str) -> bool:
         try:

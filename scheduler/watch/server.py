@@ -34,7 +34,7 @@ from deeplink.scheduler.recovery.records import (
 from deeplink.scheduler.slurm.client import JobVanishedError
 from deeplink.scheduler.slurm.munge import Credential, CredentialError, MungeSocket, decoded
 from deeplink.scheduler.slurm.nodeset import fold
-from deeplink.scheduler.watch.tokens import Caller, TokenMint
+from deeplink.scheduler.watch.caller_tokens import Caller, TokenMint
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 
 if TYPE_CHECKING:

@@ -27,13 +27,13 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandMissingError, run
 from deeplink.scheduler.watch.actor import Actor
 from deeplink.scheduler.watch.bindings import Bindings
+from deeplink.scheduler.watch.caller_tokens import TokenMint
 from deeplink.scheduler.watch.notify.notifier import beating, notifying
 from deeplink.scheduler.watch.observer import COMMAND_S, Observer
 from deeplink.scheduler.watch.operator_actions import OperatorActor
 from deeplink.scheduler.watch.operator_plan import LongRunner, OperatorPlanner
 from deeplink.scheduler.watch.operator_server import OperationsServicer
 from deeplink.scheduler.watch.server import Authorizer, WatchServicer, watch_server
-from deeplink.scheduler.watch.tokens import TokenMint
 from deeplink.scheduler.watch.watchdog import Daemon, leading
 
 if TYPE_CHECKING:

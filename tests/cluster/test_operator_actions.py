@@ -54,7 +54,7 @@ def test_a_node_is_drained_and_resumed_and_a_held_job_released(sandbox: Sandbox)
     slurm, admin = Slurm(sandbox.runner()), Slurm(sandbox.runner(root=True))
     node, other = list(sandbox.nodes)[:2]
     folder = folder_of(sandbox)
-    with watchdog(sandbox, PORT) as env:
+    with watchdog(sandbox, PORT, folder) as env:
         argv = [sys.executable, "-m", "deeplink", "watch", "--mint", "root", "--operator"]
         minted = sandbox.run(CTL, [*argv, "--token-file", str(folder / "token")], root=True)
         token = minted.stdout.strip()
@@ -65,7 +65,8 @@ def test_a_node_is_drained_and_resumed_and_a_held_job_released(sandbox: Sandbox)
         try:
             until(lambda: "console: " in (folder / "console").read_text(), 3 * LIMIT_S)
             assert asked(sandbox, "role")["role"] == "viewer"
-            assert asked(sandbox, "role", token)["name"] == "root"
+            role = asked(sandbox, "role", token)
+            assert role["name"] == "root", role
             refused = asked(sandbox, "actions/plan", "", {"verb": "drain", "target": node, "why": "x"})
             assert refused["status"] == 403
 

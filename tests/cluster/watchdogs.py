@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from deeplink.scheduler.testbed.cluster import Sandbox
 from deeplink.scheduler.testbed.shape import CTL
@@ -13,9 +14,9 @@ from tests.waiting import LIMIT_S, until
 
 
 @contextmanager
-def watchdog(cluster: Sandbox, port: int = 7412) -> Iterator[dict[str, str]]:
+def watchdog(cluster: Sandbox, port: int = 7412, folder: Path | None = None) -> Iterator[dict[str, str]]:
     """Run `deeplink watch --act` with an operator's rights; give what a user's environment names it by."""
-    folder = folder_of(cluster)
+    folder = folder or folder_of(cluster)
     argv = [sys.executable, "-m", "deeplink", "-v", "watch", "--act", "--bind", f"127.0.0.1:{port}"]
     argv += ["--journal", str(folder / "watch.sqlite"), "--token-file", str(folder / "token")]
     with (folder / "said").open("ab") as said:

@@ -44,6 +44,7 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError, Runner, finish, run
 from deeplink.scheduler.slurm.munge import MungeSocket, encoded
 from deeplink.scheduler.slurm.parse import parse_nodes
+from deeplink.scheduler.watch.caller_tokens import Caller, TokenMint
 from deeplink.scheduler.watch.observer import COMMAND_S, OWNER_S, ClusterAnswers, Observer
 from deeplink.scheduler.watch.server import (
     PROVED_S,
@@ -52,7 +53,6 @@ from deeplink.scheduler.watch.server import (
     WatchServicer,
     watch_server,
 )
-from deeplink.scheduler.watch.tokens import Caller, TokenMint
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 from tests.munged import running_munged, set_munge_socket
 from tests.scheduler.watch.callers import ME, MINT, NEVER, TOKEN, AnySite, authorizer

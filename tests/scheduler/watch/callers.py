@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from deeplink.core.clock import Clock
 from deeplink.core.types import NodeName
 from deeplink.scheduler.journal.journal import Journal
+from deeplink.scheduler.watch.caller_tokens import Caller, TokenMint
 from deeplink.scheduler.watch.server import Authorizer
-from deeplink.scheduler.watch.tokens import Caller, TokenMint
 
 NEVER = 99_999_999_999.0
 MINT = TokenMint("the secret of the watchdogs in tests")
