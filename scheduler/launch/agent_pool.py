@@ -70,7 +70,8 @@ class AgentPool:
         self._ticked = clock.monotonic()
         self._ask_at = float("-inf")
         self._said_ended = False
-        self._of_first: set[NodeName] = set()  # who came up in the first step of agents
+        self._of_first: set[NodeName] = set()  # who came up in the first step of agents, and is of it
+        self._came_first = False  # whether any did
         self.save_at = 0  # the step the ranks are to be told to save at; 0: none
         self._is_over = False
 
@@ -153,6 +154,7 @@ class AgentPool:
             if facts.node in nodes:
                 self._admit(facts)
                 self._of_first.add(facts.name)
+                self._came_first = True
         if self._restarts is None:
             return
         for facts in self._restarts.announced():
@@ -173,8 +175,9 @@ class AgentPool:
 
     @property
     def _is_tried_again(self) -> bool:
-        """Whether agents that were ended are started again: not those that ended by themselves, and said why."""
-        return self._restarts is not None and not self._step.last_words().startswith(OUR_WORDS)
+        """Whether agents that were ended are started again: not where none began, or where they said why."""
+        began = self._came_first or bool(self._step.killed())
+        return began and self._restarts is not None and not self._step.last_words().startswith(OUR_WORDS)
 
     def _none_came(self, missing: set[NodeName], waited_s: float, logs: str) -> LaunchError:
         names, code, words = listed(sorted(missing)), self._step.ended(), self._step.last_words()
