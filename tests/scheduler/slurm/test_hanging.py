@@ -35,6 +35,7 @@ VERBS: dict[str, Callable[[Slurm], object]] = {
     "update_job": lambda slurm: slurm.update_job(JOB, StartTime="now"),
     "update_node": lambda slurm: slurm.update_node("n0", NodeOrder.RESUME),
     "cancel": lambda slurm: slurm.cancel(JOB),
+    "complete": lambda slurm: slurm.complete(1, 0),
     "allocation": lambda slurm: slurm.allocation(1),
 }
 
@@ -45,7 +46,7 @@ def test_every_verb_of_the_client_is_asked_here() -> None:
 
 
 def test_commands_that_hang_are_ended_in_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("scontrol", "squeue", "sinfo", "sbatch", "scancel"):
+    for name in ("scontrol", "squeue", "sinfo", "sbatch", "scancel", "ldd"):
         (tmp_path / name).write_text("#!/bin/sh\n/bin/sleep 60 &\nwait\n")  # the child of a child too
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -19,8 +19,21 @@ MAKERS = {
     "scheduler/slurm/parse.py": "squeue's label",
     "scheduler/placement/hint/cluster_survey.py": "squeue's label",
     "scheduler/slurm/client.py": "scontrol's record of the job",
+    **dict.fromkeys(
+        (
+            "scheduler/watch/operator_requests.py",
+            "scheduler/watch/operator_plan.py",
+            "scheduler/watch/operator_actions.py",
+        ),
+        "what an operator named, after the check that it names one job",
+    ),
 }
-ORDERS = {"scheduler/slurm/client.py", "scheduler/watch/requeue.py", "scheduler/placement/hint/planner.py"}
+ORDERS = {
+    "scheduler/slurm/client.py",
+    "scheduler/watch/requeue.py",
+    "scheduler/watch/operator_requests.py",
+    "scheduler/placement/hint/planner.py",
+}
 """Where words are put together that change a job: by a `JobAddress` each."""
 
 
