@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from deeplink.scheduler.launch import parent
 from tests.waiting import LIMIT_S, until
 
 PREAMBLE = """
@@ -232,3 +233,10 @@ note("signals " + " ".join(str(int(number)) for number in signals))
 def test_a_link_of_a_launcher_above_is_not_taken(said: str, tmp_path: Path) -> None:
     running = Running(tmp_path, "sys.exit(code)", env={**os.environ, "DEEPLINK_PARENT": said})
     assert running.end()[0] == 3
+
+
+def test_without_the_runs_secret_nothing_is_followed() -> None:
+    argv = [sys.executable, "-I", "-S", parent.__file__, "0", "1", "0.0", "/bin/echo", "started"]
+    ended = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "no secret" in ended.stderr
