@@ -119,6 +119,8 @@ class ParentLink:
             return None
         if not self._is_lost(claims, here):
             return None
+        if self.is_elsewhere and not {*parent.children(os.getppid())} - {os.getpid(), *self.others}:
+            return 0  # of nobody's script, and nothing was started: this node may try for the role again
         log.warning("the launcher is another node's: this process holds its place until the run has ended")
         self.forward(deque(maxlen=64))  # what Slurm ends it ends everywhere
         while self._gone_at is None:

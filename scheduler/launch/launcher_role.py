@@ -5,7 +5,8 @@
     ended.RUN, heard.RUN            how the run ended, for the process that holds the place in the batch script
 
 A claim is made by giving a whole file a name that is not there: of all that try, on any side of a network that is
-cut, one has it; none is ever empty. What cannot be read says nothing of whose it is. Agents refuse a launcher of an older term, and tell it.
+cut, one has it, and none is ever empty. What cannot be read does not say whose it is. Agents refuse a launcher of
+an older term, and tell it.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ SILENT_S = 3.0  # without a question of the launcher's; one that is started agai
 AGREED_S = SILENT_S - 1.0  # of other nodes, which were not asked at the same moment
 HEARD_S = 1.5  # a node that answered what it was asked later than this ago does not agree that nobody asks
 SPOKEN_S = 0.5  # how often the holder of a place looks for the run's end
+_TOKEN = "SLURM_JWT"  # noqa: S105 - its name
 # What Slurm tells a script of its job, and a step of other things: the next launcher is to have the script's.
-_SECRET = "SLURM_JWT"
 _SLURMS = ("SLURM", "SRUN_", "SBATCH_", "CUDA_VISIBLE_", "GPU_DEVICE_", "ROCR_VISIBLE_", "ZE_AFFINITY_")
 
 _OURS = os.urandom(8).hex()  # tells claims of this process from those of others
@@ -122,7 +123,7 @@ class LauncherPlace:
 
 def slurms(env: Mapping[str, str]) -> dict[str, str]:
     """Return what of an environment Slurm tells of a script, or of a step; no secret."""
-    return {name: value for name, value in env.items() if name.startswith(_SLURMS) and name != _SECRET}
+    return {name: value for name, value in env.items() if name.startswith(_SLURMS) and name != _TOKEN}
 
 
 def _working_folder() -> str:
