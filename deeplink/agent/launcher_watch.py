@@ -36,7 +36,6 @@ from deeplink.v1 import node_pb2, node_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from subprocess import Popen
 
     from deeplink.core.clock import Clock
     from deeplink.core.types import Attempt
@@ -77,7 +76,8 @@ class LauncherWatch:
     prober: Prober
     _ending: threading.Event = field(default_factory=threading.Event)
     _claimed: tuple[int, float] = (0, 0.0)  # the newest term that was claimed and does not ask, and since when
-    _started: tuple[Popen[bytes] | None, int] = (None, 0)  # the launcher that was started here last, and its term
+    # How the launcher that was started here last ended, None while it lives; and its term.
+    _started: tuple[Callable[[], int | None], int] = (lambda: 0, 0)
     _ask_at: float = 0.0
     _trouble: str = ""
 
@@ -215,8 +215,8 @@ class LauncherWatch:
     def _has_launcher(self, place: LauncherPlace) -> bool:
         """Whether one that was started here is to come up still, or has the role."""
         # It may wait for slurmctld. Once a later one has acted it only holds its place.
-        running, term = self._started
-        return running is not None and running.poll() is None and place.term <= term
+        ended, term = self._started
+        return ended() is None and place.term <= term
 
     def _begin(self, place: LauncherPlace, term: int, folder: Path, stdout: IO[bytes], stderr: IO[bytes]) -> None:
         """Start a launcher, and what starts it again; both end with this job's step."""
@@ -225,7 +225,7 @@ class LauncherWatch:
         argv = python_command(module, str(term), str(since), *place.command)
         env = place.environment(self.environ, self.node)
         running = spawn(argv, env=env, cwd=folder, stdin=PIPE, stdout=stdout, stderr=stderr)
-        self._started = running, term
+        self._started = running.poll, term
         if running.stdin is not None:
             with running.stdin:
                 running.stdin.write(f"{self.secret}\n".encode())
