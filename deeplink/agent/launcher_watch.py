@@ -54,6 +54,7 @@ ANSWER_S, PROBE_S = 1.0, 1.0
 GONE_S, ASK_S = 30.0, 4.0  # since when, and how often, Slurm is asked whether it has given the batch host up
 SELDOM_S = 60.0  # how often by nodes that are not among the first
 JOURNAL = "journal.sqlite"
+ELSEWHERE = Path("/tmp")  # noqa: S108 - as srun
 
 
 @dataclass(slots=True)
@@ -75,6 +76,8 @@ class LauncherWatch:
     prober: Prober
     _ending: threading.Event = field(default_factory=threading.Event)
     _claimed: tuple[int, float] = (0, 0.0)  # the newest term that was claimed and does not ask, and since when
+    # How the launcher that was started here last ended, None while it lives; and its term.
+    _started: tuple[Callable[[], int | None], int] = (lambda: 0, 0)
     _ask_at: float = 0.0
     _trouble: str = ""
 
@@ -164,9 +167,11 @@ class LauncherWatch:
         """Whether the launcher's host is dead, and enough nodes say that no launcher asks them."""
         host, port = split_address(left.nodes[left.place.host])
         places = {NodeName("agent"): (host, port), NodeName("slurmd"): (host, SLURMD_PORT)}
-        answers = self.prober.probe(places, PROBE_S).values()
-        if not all(answer is ProbeResult.SILENT for answer in answers):
-            return False  # where it lives its parent starts it again
+        answers = self.prober.probe(places, PROBE_S)
+        # On the batch host a launcher that dies is started again by its parent. Elsewhere both end with the agent.
+        is_ended = left.place.term > 0 and answers[NodeName("agent")] is ProbeResult.REFUSES
+        if not is_ended and not all(answer is ProbeResult.SILENT for answer in answers.values()):
+            return False
         others = {node: where for node, where in left.nodes.items() if node not in {self.node, left.place.host}}
         return may_take(len(left.nodes), 1 + self._agreeing(others))
 
@@ -185,6 +190,8 @@ class LauncherWatch:
         return sum(answer.unasked_s >= AGREED_S for answer in answers)
 
     def _take(self, left: LeftRole) -> None:
+        if self._has_launcher(left.place):
+            return
         newest = max(left.place.term, call_with_timeout(self._claims.newest, STORAGE_S))
         now = self.clock.monotonic()
         if newest > left.place.term:
@@ -193,25 +200,43 @@ class LauncherWatch:
             if now - self._claimed[1] < START_S:
                 return  # another one has taken it, and is about to begin
         term, silent_s = newest + 1, self.silent_s()
-        if silent_s < SILENT_S or not call_with_timeout(lambda: self._claims.claim(term, self.node), STORAGE_S):
-            return
-        log.warning("%s is silent for %.1f s: this node takes the launcher's role", left.place.host, silent_s)
-        self._claimed = term, now
-        self._begin(left.place, term)
+        with ExitStack() as stack:
+            # First: a claim without a launcher would keep all others waiting.
+            stdout, stderr = (stack.enter_context(self._output(path)) for path in left.place.output)
+            folder = call_with_timeout(lambda: self._folder(left.place), STORAGE_S)
+            if silent_s < SILENT_S or not call_with_timeout(
+                lambda: self._claims.claim(term, self.node), STORAGE_S
+            ):
+                return
+            log.warning("%s is silent for %.1f s: this node takes the launcher's role", left.place.host, silent_s)
+            self._claimed = term, now
+            self._begin(left.place, term, folder, stdout, stderr)
 
-    def _begin(self, place: LauncherPlace, term: int) -> None:
+    def _has_launcher(self, place: LauncherPlace) -> bool:
+        """Whether one that was started here is to come up still, or has the role."""
+        # It may wait for slurmctld. Once a later one has acted it only holds its place.
+        ended, term = self._started
+        return ended() is None and place.term <= term
+
+    def _begin(self, place: LauncherPlace, term: int, folder: Path, stdout: IO[bytes], stderr: IO[bytes]) -> None:
         """Start a launcher, and what starts it again; both end with this job's step."""
         since = self.clock.monotonic() - self.silent_s()
         module = "deeplink.scheduler.launch.launcher_process"
         argv = python_command(module, str(term), str(since), *place.command)
-        with ExitStack() as stack:
-            stdout, stderr = (stack.enter_context(self._output(path)) for path in place.output)
-            env = place.environment(self.environ, self.node)
-            running = spawn(argv, env=env, cwd=Path(place.folder), stdin=PIPE, stdout=stdout, stderr=stderr)
+        env = place.environment(self.environ, self.node)
+        running = spawn(argv, env=env, cwd=folder, stdin=PIPE, stdout=stdout, stderr=stderr)
+        self._started = running.poll, term
         if running.stdin is not None:
             with running.stdin:
                 running.stdin.write(f"{self.secret}\n".encode())
         threading.Thread(target=running.wait, name="deeplink-launcher-end", daemon=True).start()
+
+    def _folder(self, place: LauncherPlace) -> Path:
+        """Return the folder that the script works in; where this node has none, what srun falls back to."""
+        if os.access(place.folder, os.X_OK) and Path(place.folder).is_dir():
+            return Path(place.folder)
+        log.warning("the script's folder %r is not here: the launcher works in %s", place.folder, ELSEWHERE)
+        return ELSEWHERE
 
     def _output(self, path: str) -> IO[bytes]:
         """Return the file of the job's output; one in the job's folder where that is not on this node."""

@@ -322,8 +322,6 @@ def command(  # noqa: PLR0913 - one for each option
             config = replace(config, interface=interface)
         goes_on = link is not None and link.died is not None
         backend = _backend(config, local, srun_options, preload, goes_on=goes_on)
-        if link is not None:
-            backend.role.term = link.term
         nodes, resting = len(backend.nodes), spares or 0
         count = nnodes if nnodes is not None else nodes - resting
         if count < 1 or count + resting > nodes:
@@ -356,6 +354,10 @@ def command(  # noqa: PLR0913 - one for each option
         if dry_run:
             _print_plan(backend, order, site, as_json=as_json)
             return 0
+        if link is not None:
+            if (code := _given_up(link)) is not None:  # Slurm may have been waited for meanwhile, for long
+                return code
+            backend.role.term = link.term
         code = run_job(backend, order, config, policy=recovery.policy(), site=site, as_json=as_json, link=link)
     if link is not None and link.is_elsewhere:
         _end_job(backend, code, link)

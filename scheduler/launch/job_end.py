@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEARD_WAIT_S = 20.0  # for the script's host, where it lives: shared folders may show a new file late
-ANSWER_S, AGAIN_S = 120.0, 1.0  # for how long Slurm is asked again
+ANSWER_S, AGAIN_S = 3600.0, 1.0  # for how long Slurm is asked again: nobody else ends the job
 
 
 def end_job(

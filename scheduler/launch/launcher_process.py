@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 GREETED_S = 10.0  # for the parent's first words
+CLAIM_READ_S = 10.0  # for the job's folder to say whose the role is
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
@@ -116,13 +117,10 @@ class ParentLink:
         """Return the run's exit code once it has ended, where another node has the role; else None."""
         if self.died is None:
             return None
-        newest = 0
-        with suppress(OSError):  # then agents will tell
-            newest = claims.newest()
-            if newest > self.term and claims.claimant(newest) == launcher_on(here):
-                self.term = newest
-        if newest <= self.term:
+        if not self._is_lost(claims, here):
             return None
+        if self.is_elsewhere and not {*parent.children(os.getppid())} - {os.getpid(), *self.others}:
+            return 0  # of nobody's script, and nothing was started: this node may try for the role again
         log.warning("the launcher is another node's: this process holds its place until the run has ended")
         self.forward(deque(maxlen=64))  # what Slurm ends it ends everywhere
         while self._gone_at is None:
@@ -131,6 +129,22 @@ class ParentLink:
                     return code
             time.sleep(SPOKEN_S)
         return 128 + signal.SIGKILL
+
+    def _is_lost(self, claims: RoleClaims, here: str) -> bool:
+        """Whether another node has the role. Of a launcher before us here we take its term."""
+        deadline = time.monotonic() + CLAIM_READ_S
+        while True:
+            try:
+                newest = claims.newest()
+                if newest > self.term and claims.claimant(newest) == launcher_on(here):
+                    self.term = newest
+            except OSError as problem:
+                if time.monotonic() >= deadline or self._gone_at is not None:
+                    log.warning("whose the launcher's role is cannot be read, agents will tell: %s", problem)
+                    return False
+            else:
+                return newest > self.term
+            time.sleep(SPOKEN_S)
 
     def forward(self, signals: deque[signal.Signals]) -> None:
         """Put signals there from here on."""

@@ -4,12 +4,14 @@
     launcher.RUN.TERM               the claim of the TERM-th launcher after the first
     ended.RUN, heard.RUN            how the run ended, for the process that holds the place in the batch script
 
-A claim is made by creating a file that is not there: of all that try, on any side of a network that is cut, one
-has it. Agents refuse a launcher of an older term, and tell it.
+A claim is made by giving a whole file a name that is not there: of all that try, on any side of a network that is
+cut, one has it, and none is ever empty. What cannot be read does not say whose it is. Agents refuse a launcher of
+an older term, and tell it.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -21,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from deeplink.core.publish import write_text
+from deeplink.core.publish import DRAFT_PREFIX, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,8 +35,11 @@ SILENT_S = 3.0  # without a question of the launcher's; one that is started agai
 AGREED_S = SILENT_S - 1.0  # of other nodes, which were not asked at the same moment
 HEARD_S = 1.5  # a node that answered what it was asked later than this ago does not agree that nobody asks
 SPOKEN_S = 0.5  # how often the holder of a place looks for the run's end
+_TOKEN = "SLURM_JWT"  # noqa: S105 - its name
 # What Slurm tells a script of its job, and a step of other things: the next launcher is to have the script's.
 _SLURMS = ("SLURM", "SRUN_", "SBATCH_", "CUDA_VISIBLE_", "GPU_DEVICE_", "ROCR_VISIBLE_", "ZE_AFFINITY_")
+
+_OURS = os.urandom(8).hex()  # tells claims of this process from those of others
 
 
 def launcher_on(node: str) -> str:
@@ -117,8 +122,8 @@ class LauncherPlace:
 
 
 def slurms(env: Mapping[str, str]) -> dict[str, str]:
-    """Return what of an environment Slurm tells of a script, or of a step."""
-    return {name: value for name, value in env.items() if name.startswith(_SLURMS)}
+    """Return what of an environment Slurm tells of a script, or of a step; no secret."""
+    return {name: value for name, value in env.items() if name.startswith(_SLURMS) and name != _TOKEN}
 
 
 def _working_folder() -> str:
@@ -168,18 +173,31 @@ class RoleClaims:
         return max((int(found[1]) for name in self._names() if (found := form.fullmatch(name))), default=0)
 
     def claimant(self, term: int) -> str:
-        """Return who claimed a term. Raises OSError."""
-        return self._of_term(term).read_text(encoding="utf-8").strip()
+        """Return who claimed a term. Raises OSError, also where the claim does not say."""
+        return self._claim_of(term).splitlines()[0]
 
     def claim(self, term: int, by: str) -> bool:
-        """Claim the role for a term; False where another one has it. Raises OSError."""
+        """Claim the role for a term; False where another one has it. Raises OSError where that is not known."""
+        final, text = self._of_term(term), f"{by}\n{_OURS}\n"
+        draft = final.with_name(f"{DRAFT_PREFIX}{final.name}-{os.urandom(6).hex()}")
         try:
-            descriptor = os.open(self._of_term(term), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(draft, final)
         except FileExistsError:
-            return False
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(f"{by}\n")
+            return self._claim_of(term) == text  # of a try before this one, whose answer was lost
+        finally:
+            with suppress(OSError):  # else it lies there, and is none
+                draft.unlink(missing_ok=True)
         return True
+
+    def _claim_of(self, term: int) -> str:
+        path = self._of_term(term)
+        if not (text := path.read_text(encoding="utf-8", errors="replace")).strip():
+            raise OSError(errno.EAGAIN, "the claim does not say whose it is", str(path))
+        return text
 
     def _of_term(self, term: int) -> Path:
         return self.folder / f"launcher.{self.run}.{term}"
@@ -193,7 +211,8 @@ class RoleClaims:
         if self._ended.name not in self._names():
             return None
         code = int(self._ended.read_text(encoding="ascii"))
-        self._heard.touch(mode=0o600)
+        with suppress(OSError):  # of a folder that takes no writes: the other side waits for a while, and goes on
+            self._heard.touch(mode=0o600)
         return code
 
     def is_heard(self) -> bool:

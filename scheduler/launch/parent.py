@@ -176,7 +176,9 @@ def _say(sentence: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "0":
-        secret = sys.stdin.readline().strip()
+        if not (secret := sys.stdin.readline().strip()):
+            _say("the agent that started this launcher has died, and told no secret: nothing is followed")
+            sys.exit(1)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.exit(Parent(sys.argv[4:], secret, int(sys.argv[2])).follow(float(sys.argv[3])))
     sys.exit(Parent(sys.argv[3:]).hold(int(sys.argv[1]), int(sys.argv[2])))

@@ -10,12 +10,14 @@ import base64
 import json
 import logging
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from deeplink.core.codec import from_row, to_row
-from deeplink.core.publish import write_text
-from deeplink.core.timeouts import call_with_timeout
+from deeplink.core.publish import kept_object, write_text
+from deeplink.core.timeouts import LastAnswer, call_with_timeout
+from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
 from deeplink.scheduler.launch.history import Progress
 from deeplink.scheduler.launch.launcher_role import (
@@ -36,6 +38,7 @@ from deeplink.scheduler.launch.process import (
 )
 from deeplink.scheduler.recovery.rank_failure import Cause, Setback
 from deeplink.scheduler.recovery.records import Incident
+from deeplink.scheduler.recovery.relaunch import AGAIN_CODE, NextMove
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,13 +46,14 @@ if TYPE_CHECKING:
 
     from deeplink.core.clock import Clock
     from deeplink.core.types import NodeName
+    from deeplink.scheduler.launch.agent_pool import AgentPool
     from deeplink.scheduler.launch.backend import AgentStep, Backend, RankStep, Reach
     from deeplink.scheduler.launch.launcher_process import ParentLink
     from deeplink.scheduler.recovery.relaunch import Silence
 
 log = logging.getLogger(__name__)
 WRITE_S = 3.0  # supervision waits no longer for its storage
-CLAIM_AGAIN_S = 0.5
+CLAIM_AGAIN_S, LOOK_AGAIN_S = 0.5, 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,10 +203,20 @@ class RunStateFile:
             if number <= self._written:
                 return
             try:
+                if state.place is not None and self._newest_term() > state.place.term:
+                    log.warning("%s is another launcher's by now, and is left as it is", self._path)
+                    return
                 write_text(self._path, text, mode=0o600, durable=False)
             except OSError as problem:
                 log.warning("%s: %s", self._path, problem)
             self._written = number
+
+    def _newest_term(self) -> int:
+        """Return the term of the launcher that this run's state tells of; 0 where it tells of none."""
+        kept = kept_object(self._path)
+        place = kept.get("launcher") if kept.get("run") == self._run else None
+        term = place.get("term") if isinstance(place, dict) else None
+        return term if isinstance(term, int) else 0
 
 
 class Handover:
@@ -214,10 +228,13 @@ class Handover:
         self.claims = RoleClaims(backend.folder, link.run)
         self._file = RunStateFile(backend.folder, link.run)
         self._place = LauncherPlace.of_this_process(backend.here, self._role.term)
+        self._newest_claim = LastAnswer(self._newest_claimed, clock, "deeplink-claims")
+        self._looked = float("-inf")
         self._agents = StartedAgents((), "", 0)
         left = None if link.died is None else self._file.read()
         self.before = None if left is None else left.seen_from(backend.here, clock)
         self._restarted = () if self.attempt is None else self.attempt.restarted
+        self.launch = None if self.attempt is None else self.attempt.launch  # whose nodes may take the role
         if link.died is not None:
             agents = () if self.before is None else self.before.agents.pids
             slots = () if self.attempt is None else self.attempt.slots
@@ -233,32 +250,71 @@ class Handover:
 
     def keep_role(
         self,
-        launch: Launch,
+        move: NextMove,
         silence: Callable[[], Mapping[NodeName, Silence]],
         listen: Callable[[], None],
         is_told_to_end: Callable[[], bool],
+        longest_s: float,
     ) -> None:
-        """Return once the role is ours for certain, or we are told to end; end this process where another has it.
+        """Return once this move is certainly ours, or we are told to end; ends this process where it is another's.
 
-        Where so many nodes are silent that another one may have it, it is claimed. Without the job's folder, in
-        which that is done, no ranks could be started either.
+        Where so many nodes are silent that another one may have the role, it is claimed. Where the job's folder,
+        in which that is done, does not answer for so long: raises LaunchError; a run that ends anyway ends.
         """
-        nodes = [one.name for one in (*launch.nodes, *launch.spares)]
-        while not is_told_to_end():
-            if is_undisputed(len(nodes), sum(silence()[node].question_s < HEARD_S for node in nodes)):
-                return
+        deadline, said = self._clock.monotonic() + longest_s, ""
+        if move in {NextMove.SUCCEEDED, NextMove.SUPERSEDED}:
+            return
+        while self._is_disputed(silence()) and not is_told_to_end():
             try:
-                call_with_timeout(self._claim, WRITE_S)
+                call_with_timeout(lambda: self._claim(starts=move is NextMove.RELAUNCH), WRITE_S)
             except OSError as problem:  # a TimeoutError, too
-                log.warning("the launcher's role cannot be claimed: %s", problem)
+                if not said:
+                    log.warning("whose the launcher's role is cannot be said, waiting: %s", problem)
+                said = str(problem)
             else:
                 return
+            if self._clock.monotonic() >= deadline:
+                if move not in {NextMove.RELAUNCH, NextMove.STRANDED}:
+                    return
+                remedy = (
+                    "Once the job's folder answers again, submit the job again: it goes on where it was saved."
+                )
+                raise LaunchError(f"the launcher's role cannot be claimed: {said}", remedy, exit_code=AGAIN_CODE)
             listen()
             self._clock.sleep(CLAIM_AGAIN_S)
 
-    def _claim(self) -> None:
+    def look(self, agents: AgentPool) -> None:
+        """End this process where an agent knows of another launcher, or a claim is found while few are heard."""
+        if agents.has_lost_role or (self._newest_claim.value or 0) > self._role.term:
+            self.link.lose_role()
+        # Agents that could tell may be out of reach, or know us no more: of a newer attempt they refuse our token.
+        now = self._clock.monotonic()
+        if now - self._looked >= LOOK_AGAIN_S:
+            self._looked = now
+            if self._is_disputed(agents.silence()):
+                self._newest_claim.ask()
+
+    def _is_disputed(self, silence: Mapping[NodeName, Silence]) -> bool:
+        """Whether another node may take the role, or may have it, by how few nodes are heard."""
+        nodes = () if self.launch is None else (*self.launch.nodes, *self.launch.spares)
+        if len(nodes) < 2 or self._here not in {one.node for one in nodes}:  # noqa: PLR2004
+            return False  # there is no other, or it is not for nodes of the job to take (`LauncherWatch`)
+        return not is_undisputed(len(nodes), sum(silence[one.name].question_s < HEARD_S for one in nodes))
+
+    def _newest_claimed(self) -> int | None:
+        with suppress(OSError):
+            return self.claims.newest()
+        return None
+
+    def _claim(self, *, starts: bool) -> None:
         term = self._role.term + 1
-        if not self.claims.claim(term, launcher_on(self._here)):
+        try:
+            is_ours = self.claims.claim(term, launcher_on(self._here))
+        except OSError:
+            if starts or self.claims.newest() >= term:
+                raise
+            return  # full, or read-only: it is nobody else's, and no ranks are started
+        if not is_ours:
             self.link.lose_role()
         self._role.term = term
 
@@ -292,7 +348,7 @@ class Handover:
     def leave(self, attempt: AttemptState, *, soon: bool = False) -> None:
         """Publish the state of the run; `soon`: without waiting for the storage."""
         attempt = replace(attempt, restarted=tuple({*self._restarted, *attempt.restarted}))
-        place = replace(self._place, term=self._role.term)
+        self.launch, place = attempt.launch, replace(self._place, term=self._role.term)
         (self._file.write_soon if soon else self._file.write)(RunState(self._agents, attempt, place))
 
     def abandon(self) -> None:

@@ -110,11 +110,11 @@ class Supervisor:
             running = self._start(self._usable)
         while True:
             verdict, given = given or self._watch(running), None
+            if self._handover is not None:
+                is_told, longest_s = lambda: self.ending is not None, self._spec.strand_timeout_s
+                self._handover.keep_role(verdict.move, self._agents.silence, self._listen, is_told, longest_s)
             if verdict.move not in {NextMove.RELAUNCH, NextMove.STRANDED}:
                 return self._finish(running, verdict)
-            if verdict.move is NextMove.RELAUNCH and self._handover is not None:
-                nodes, is_told = self._agents.silence, lambda: self.ending is not None
-                self._handover.keep_role(running.layout.launch, nodes, self._listen, is_told)
             chosen: list[NodeName] = []
             if verdict.move is NextMove.RELAUNCH:
                 chosen = self._relaunch(running, verdict)
@@ -266,8 +266,8 @@ class Supervisor:
     def _listen(self) -> None:
         now = self._clock.monotonic()
         reports = self._agents.tick(self._attempt)
-        if self._handover is not None and self._agents.has_lost_role:
-            self._handover.link.lose_role()
+        if self._handover is not None:
+            self._handover.look(self._agents)
         self._hangs.take(reports)
         self._reporter.describe(step_timeout_s=self._hangs.told_s)
         self._reporter.note_slow(self._hangs.stragglers)

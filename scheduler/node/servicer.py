@@ -243,7 +243,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         self._clock = clock or SystemClock()
         self._gatherer = StatusGatherer(node, self._status, self._clock)
         self._began = self._asked_at = self._clock.monotonic()
-        self._term = 0  # the newest of a launcher
+        self._term, self._term_lock = 0, threading.Lock()  # the newest of a launcher
 
     def unasked_s(self) -> float:
         """Return for how long no launcher has asked for the status."""
@@ -274,12 +274,9 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
     def _status(self, request: node_pb2.StatusRequest) -> node_pb2.StatusReply:
         NODE_HEARTBEATS.inc()
         job = newest = None
-        is_of_now = request.HasField("attempt") and request.term >= self._term
         unasked_s = self.unasked_s()
-        if is_of_now:
-            if request.term > self._term and self._slots is not None:
-                self._slots.keep_output()
-            self._term, self._asked_at = request.term, self._clock.monotonic()
+        if request.HasField("attempt") and self._is_of_now(request.term):
+            self._asked_at = self._clock.monotonic()
             newest = self.bulletin.learn(attempt_from_wire(request.attempt))
             job = newest.job
             if self._slots is not None:
@@ -316,10 +313,19 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         """Have this node's slots run an attempt's ranks, or end them; say what has become of them."""
         if self._slots is None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "only an agent of a job has ranks started")
-        if request.term < self._term:
+        if not self._is_of_now(request.term):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another launcher has taken the role")
         self.bulletin.learn(attempt_from_wire(request.attempt))
         return self._slots.ranks(request)
+
+    def _is_of_now(self, term: int) -> bool:
+        """Whether a launcher of this term has the role, as far as is known; from now on no older one has."""
+        with self._term_lock:
+            is_newer, self._term = term > self._term, max(term, self._term)
+            is_of_now = term == self._term
+        if is_newer and self._slots is not None:
+            self._slots.keep_output()
+        return is_of_now
 
     def close(self) -> None:
         """Close what is open to other agents."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,12 +53,17 @@ class Network:
     """Which addresses answer to a connection."""
 
     alive: tuple[str, ...] = ()
+    refused: tuple[tuple[str, int], ...] = ()
 
     def probe(self, targets: Mapping[NodeName, tuple[str, int]], deadline_s: float) -> dict[NodeName, ProbeResult]:
         assert deadline_s <= 1.0
         return {
-            name: ProbeResult.ANSWERS if host in self.alive else ProbeResult.SILENT
-            for name, (host, _) in targets.items()
+            name: ProbeResult.REFUSES
+            if place in self.refused
+            else ProbeResult.ANSWERS
+            if place[0] in self.alive
+            else ProbeResult.SILENT
+            for name, place in targets.items()
         }
 
 
@@ -118,7 +125,14 @@ def test_one_whose_launcher_asks_or_never_did_is_left_alone(tmp_path: Path) -> N
     assert not slurm.told
 
 
-def left(folder: Path, nodes: Mapping[str, str], term: int = 0) -> RoleClaims:
+def left(
+    folder: Path,
+    nodes: Mapping[str, str],
+    term: int = 0,
+    *,
+    program: str = "",
+    works_in: Path | None = None,
+) -> RoleClaims:
     """Leave what a launcher on n0 does that would be followed by a program which writes down what it is told."""
     job = folder / "jobs" / "7"
     job.mkdir(parents=True, exist_ok=True)
@@ -127,8 +141,8 @@ def left(folder: Path, nodes: Mapping[str, str], term: int = 0) -> RoleClaims:
     place = LauncherPlace(
         host="n0",
         term=term,
-        command=(sys.executable, "-c", TELL, str(folder / "told")),
-        folder=str(folder),
+        command=(sys.executable, "-c", program or TELL, str(folder / "told")),
+        folder=str(works_in or folder),
         env={"SLURM_JOB_ID": "7"},
         output=(str(out), str(folder / "nowhere")),
         monotonic=0.0,
@@ -146,7 +160,7 @@ from deeplink.scheduler.launch.launcher_process import ParentLink
 link = ParentLink.of_this_process(os.environ).greeted()
 node = os.environ["SLURMD_NODENAME"]
 Path(sys.argv[1]).write_text(f"{link.term} {link.secret} {link.is_elsewhere} {link.died} {node}")
-print("out", flush=True)
+print("out", os.getcwd(), flush=True)
 print("error", file=sys.stderr, flush=True)
 """
 
@@ -175,6 +189,68 @@ def test_a_term_that_another_one_has_claimed_is_left_to_it_for_a_while(tmp_path:
     watch.clock.sleep(0.2)
     watch.look()
     assert claims.claimant(2) == "n1"
+
+
+TWO = {"n1": "127.0.0.1:1", "n0": "10.0.0.9:1"}
+HANG = """
+import os, sys
+from pathlib import Path
+with Path(sys.argv[1]).open("a") as told:
+    told.write(f"{os.getppid()}\\n")
+while os.read(int(os.environ["DEEPLINK_PARENT"].split()[1]), 1 << 16):
+    pass
+"""
+
+
+def test_while_its_own_launcher_comes_up_a_node_starts_no_other(tmp_path: Path) -> None:
+    claims = left(tmp_path, TWO, program=HANG)
+    watch = Agents(silent_s=SILENT_S).watch(tmp_path, Controller())
+    watch.look()
+    told = tmp_path / "told"
+    parents: list[str] = []
+
+    def started() -> int:
+        parents[:] = told.read_text().splitlines() if told.exists() else []
+        return len(parents)
+
+    try:
+        until(lambda: started() == 1, LIMIT_S)
+        for _ in range(5):
+            watch.clock.sleep(START_S + 1.0)
+            watch.look()
+        assert claims.newest() == 1
+        left(tmp_path, TWO, 2, program=HANG)
+        watch.look()
+        assert claims.newest() == 3, "another one had the role since: what is here holds a place"
+        until(lambda: started() == 2, LIMIT_S)
+    finally:
+        for parent in parents:
+            os.kill(int(parent), signal.SIGKILL)
+
+
+def test_where_the_scripts_folder_is_not_here_it_works_where_srun_would(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left(tmp_path, TWO, works_in=tmp_path / "elsewhere")
+    Agents(silent_s=SILENT_S).watch(tmp_path, Controller()).look()
+    until(lambda: "out /tmp" in (tmp_path / "out").read_text(), LIMIT_S)
+    assert "elsewhere' is not here" in caplog.text
+
+
+def test_what_cannot_be_started_claims_nothing(tmp_path: Path) -> None:
+    claims = left(tmp_path, TWO)
+    watch = Agents(silent_s=SILENT_S).watch(tmp_path, Controller())
+    (tmp_path / "jobs" / "7" / "launcher.n1.out").mkdir()  # where the job's output is to go, and cannot
+    watch.look()
+    assert claims.newest() == 0
+
+
+@pytest.mark.parametrize(("term", "newest"), [(0, 0), (1, 2)])
+def test_a_launcher_elsewhere_ends_with_its_agent(term: int, newest: int, tmp_path: Path) -> None:
+    claims = left(tmp_path, TWO, term)
+    network = Network(alive=("10.0.0.9",), refused=(("10.0.0.9", 1),))
+    Agents(silent_s=SILENT_S).watch(tmp_path, Controller(), network).look()
+    assert claims.newest() == newest
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from deeplink.scheduler.launch.launcher_role import (
     left_role,
     may_take,
     run_of,
+    slurms,
 )
 
 RUN = run_of("secret")
@@ -144,3 +147,50 @@ def test_the_place_of_this_process() -> None:
     here = LauncherPlace.of_this_process(NodeName("n1"), 2)
     assert (here.host, here.term, here.command[0]) == ("n1", 2, sys.executable)
     assert LauncherPlace.of(json.loads(json.dumps(here.as_json()))) == here
+
+
+def test_a_claim_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims = RoleClaims(tmp_path, RUN)
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            claims.claim(1, "n1")
+    assert (claims.newest(), [*tmp_path.iterdir()]) == (0, [])
+    assert claims.claim(1, "n1")
+
+
+def test_a_claim_of_ones_own_is_ones_own(tmp_path: Path) -> None:
+    claims = RoleClaims(tmp_path, RUN)
+    assert claims.claim(1, "n1")
+    assert claims.claim(1, "n1"), "the answer to the first try was lost"
+    (tmp_path / f"launcher.{RUN}.1").write_text("n1\nanother process\n")
+    assert not claims.claim(1, "n1")
+
+
+def test_an_empty_claim_is_nobodys(tmp_path: Path) -> None:
+    claims = RoleClaims(tmp_path, RUN)
+    (tmp_path / f"launcher.{RUN}.1").touch()
+    with pytest.raises(OSError, match="does not say"):
+        claims.claim(1, "n1")
+    with pytest.raises(OSError, match="does not say"):
+        claims.claimant(1)
+
+
+def test_the_end_is_heard_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims = RoleClaims(tmp_path, RUN)
+    claims.leave_end(7)
+
+    def frozen(_path: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", frozen)
+    assert claims.hear_end() == 7
+
+
+def test_no_secret_of_slurm_is_left() -> None:
+    assert slurms({"SLURM_JOB_ID": "7", "SLURM_JWT": "secret"}) == {"SLURM_JOB_ID": "7"}
+    assert place().environment({"SLURM_JWT": "own"}, "n1")["SLURM_JWT"] == "own"

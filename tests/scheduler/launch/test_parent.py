@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from deeplink.scheduler.launch import parent
+from deeplink.scheduler.launch.launcher_role import RoleClaims, launcher_on, run_of
 from tests.waiting import LIMIT_S, until
 
 PREAMBLE = """
@@ -232,3 +234,28 @@ note("signals " + " ".join(str(int(number)) for number in signals))
 def test_a_link_of_a_launcher_above_is_not_taken(said: str, tmp_path: Path) -> None:
     running = Running(tmp_path, "sys.exit(code)", env={**os.environ, "DEEPLINK_PARENT": said})
     assert running.end()[0] == 3
+
+
+def test_without_the_runs_secret_nothing_is_followed() -> None:
+    argv = [sys.executable, "-I", "-S", parent.__file__, "0", "1", "0.0", "/bin/echo", "started"]
+    ended = subprocess.run(argv, check=False, input="", capture_output=True, text=True, timeout=LIMIT_S)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "no secret" in ended.stderr
+
+
+@pytest.mark.parametrize("by", ["n2", launcher_on("n1")])
+def test_elsewhere_one_that_came_late_holds_no_place(by: str, tmp_path: Path) -> None:
+    assert RoleClaims(tmp_path, run_of("the-secret")).claim(2, by)
+    body = """
+from pathlib import Path; import os, sys
+from deeplink.scheduler.launch.launcher_process import ParentLink
+from deeplink.scheduler.launch.launcher_role import RoleClaims
+link = ParentLink.of_this_process(os.environ).greeted()
+print(link.given_up(RoleClaims(Path(sys.argv[1]), link.run), "n1"), link.term)
+"""
+    module = "deeplink.scheduler.launch.launcher_process"
+    argv = [sys.executable, "-m", module, "1", "0.0", sys.executable, "-c", body, str(tmp_path)]
+    ended = subprocess.run(
+        argv, check=False, input="the-secret\n", capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert ended.stdout == ("0 1\n" if by == "n2" else "None 2\n"), ended.stderr

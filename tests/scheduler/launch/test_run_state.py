@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn, cast
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 
 from deeplink.core.clock import ManualClock
 from deeplink.core.types import Attempt, NodeName
-from deeplink.scheduler.launch.backend import Backend
+from deeplink.scheduler.launch.agent_pool import AgentPool
+from deeplink.scheduler.launch.backend import Backend, LaunchError
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
 from deeplink.scheduler.launch.history import Progress
 from deeplink.scheduler.launch.launcher_process import ParentLink
@@ -30,7 +33,8 @@ from deeplink.scheduler.launch.process import StartedAgents, StartedSlots
 from deeplink.scheduler.launch.run_state import AttemptState, Handover, RunState, RunStateFile
 from deeplink.scheduler.recovery.rank_failure import Cause, Setback
 from deeplink.scheduler.recovery.records import Incident, Moment
-from deeplink.scheduler.recovery.relaunch import Silence
+from deeplink.scheduler.recovery.relaunch import NextMove, Silence
+from tests.waiting import LIMIT_S, until
 
 PLACE = LauncherPlace(
     host="n0",
@@ -182,24 +186,55 @@ class Allocation:
     folder: Path
     here: str = "n0"
     role: HeldRole = field(default_factory=HeldRole)
+    waited_s: float = 0.0
+
+    def handover(self, clock: ManualClock, nodes: int) -> Handover:
+        """Return that of a launcher here, with an attempt on so many nodes."""
+        found = Handover(cast("ParentLink", Link()), cast("Backend", self), clock)
+        found.launch = Launch(
+            attempt=Attempt(7, 0, 0),
+            nodes=tuple(facts(f"n{number}") for number in range(nodes)),
+            spares=(),
+            ranks=(1,) * nodes,
+            master_port=1,
+            passed_on={},
+        )
+        return found
 
 
-def kept(allocation: Allocation, heard: int, *, told: int = 1000, nodes: int = 4) -> None:
+@dataclass
+class Heard:
+    """Agents of which the first ones answer."""
+
+    heard: int
+    nodes: int
+    has_lost_role: bool = False
+
+    def silence(self) -> dict[NodeName, Silence]:
+        return {NodeName(f"n{at}"): Silence(0.0, 0.0, 0.5 if at < self.heard else 9.0) for at in range(self.nodes)}
+
+
+def kept(
+    allocation: Allocation,
+    heard: int,
+    *,
+    told: int = 10_000,
+    nodes: int = 4,
+    move: NextMove = NextMove.RELAUNCH,
+) -> None:
     """Have a launcher that hears so many nodes make sure of its role; it is told to end after `told` looks."""
-    handover = Handover(cast("ParentLink", Link()), cast("Backend", allocation), clock := ManualClock())
-    names = [f"n{number}" for number in range(nodes)]
-    launch = Launch(
-        attempt=Attempt(7, 0, 0),
-        nodes=tuple(map(facts, names)),
-        spares=(),
-        ranks=(1,) * nodes,
-        master_port=1,
-        passed_on={},
-    )
-    question_s = {NodeName(name): 0.5 if at < heard else 9.0 for at, name in enumerate(names)}
-    silence = {node: Silence(0.0, 0.0, since_s) for node, since_s in question_s.items()}
-    looks = iter(range(told))
-    handover.keep_role(launch, lambda: silence, lambda: clock.sleep(0.1), lambda: next(looks, None) is None)
+    handover, looks = allocation.handover(clock := ManualClock(), nodes), iter(range(told))
+    began = clock.monotonic()
+    try:
+        handover.keep_role(
+            move,
+            Heard(heard, nodes).silence,
+            lambda: clock.sleep(0.1),
+            lambda: next(looks, None) is None,
+            60.0,
+        )
+    finally:
+        allocation.waited_s = clock.monotonic() - began
 
 
 def test_a_launcher_that_hears_most_of_its_nodes_claims_nothing(tmp_path: Path) -> None:
@@ -212,12 +247,86 @@ def test_one_that_hears_half_of_them_claims_the_next_term_before_it_acts(tmp_pat
     assert (one.role.term, RoleClaims(tmp_path, "r").claimant(1)) == (1, launcher_on("n0"))
 
 
-def test_one_whose_next_term_another_node_has_ends(tmp_path: Path) -> None:
+ACTS = [NextMove.RELAUNCH, NextMove.STRANDED, NextMove.REQUEUE, NextMove.FAILED]
+
+
+@pytest.mark.parametrize("move", ACTS)
+def test_one_whose_next_term_another_node_has_does_nothing_any_more(move: NextMove, tmp_path: Path) -> None:
     RoleClaims(tmp_path, "r").claim(1, "n3")
     with pytest.raises(RoleLostError):
-        kept(Allocation(tmp_path), heard=1)
+        kept(Allocation(tmp_path), heard=1, move=move)
+
+
+def test_ranks_that_ended_well_have_ended_whosever_the_role_is(tmp_path: Path) -> None:
+    RoleClaims(tmp_path, "r").claim(1, "n3")
+    kept(Allocation(tmp_path), heard=1, move=NextMove.SUCCEEDED)
+
+
+@pytest.mark.parametrize(("nodes", "here"), [(1, "n0"), (4, "login")])
+def test_where_no_other_may_take_the_role_nothing_is_claimed(nodes: int, here: str, tmp_path: Path) -> None:
+    kept(Allocation(tmp_path, here), heard=0, nodes=nodes)
+    assert RoleClaims(tmp_path, "r").newest() == 0
 
 
 def test_where_the_folder_takes_no_claim_it_waits_until_it_is_told_to_end(tmp_path: Path) -> None:
     kept(one := Allocation(tmp_path / "gone"), heard=1, told=5)
     assert one.role.term == 0
+
+
+@pytest.mark.parametrize("move", [NextMove.RELAUNCH, NextMove.STRANDED])
+def test_it_does_not_wait_for_ever_and_says_so_once(
+    move: NextMove, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(LaunchError, match="cannot be claimed") as raised:
+        kept(one := Allocation(tmp_path / "gone"), heard=1, move=move)
+    assert raised.value.exit_code == 75
+    assert 60.0 <= one.waited_s <= 61.0
+    assert caplog.text.count("waiting") == 1
+
+
+def test_a_run_that_ends_keeps_its_code_where_the_folder_is_gone(tmp_path: Path) -> None:
+    kept(one := Allocation(tmp_path / "gone"), heard=1, move=NextMove.FAILED)
+    assert 60.0 <= one.waited_s <= 61.0
+
+
+@pytest.mark.parametrize(("move", "waits"), [(NextMove.STRANDED, False), (NextMove.RELAUNCH, True)])
+def test_without_a_claim_by_anybody_a_full_folder_keeps_only_ranks_from_being_started(
+    move: NextMove, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "link", full)
+    kept(one := Allocation(tmp_path), heard=1, told=5, move=move)
+    assert (one.waited_s > 0, one.role.term) == (waits, 0)
+
+
+def test_a_claim_is_found_where_no_agent_can_tell(tmp_path: Path) -> None:
+    handover = Allocation(tmp_path).handover(clock := ManualClock(), 4)
+    few, most = cast("AgentPool", Heard(2, 4)), cast("AgentPool", Heard(3, 4))
+    RoleClaims(tmp_path, "r").claim(1, "n3")
+
+    def looks(agents: AgentPool) -> bool:
+        clock.sleep(2.0)
+        try:
+            handover.look(agents)
+        except RoleLostError:
+            return True
+        return False
+
+    assert not any(looks(most) for _ in range(3)), "then the agents tell"
+    until(lambda: looks(few), LIMIT_S)
+
+
+def test_an_agent_that_knows_of_another_launcher_is_enough(tmp_path: Path) -> None:
+    with pytest.raises(RoleLostError):
+        Allocation(tmp_path).handover(ManualClock(), 4).look(cast("AgentPool", Heard(4, 4, has_lost_role=True)))
+
+
+def test_an_older_launcher_does_not_write_over_what_a_newer_one_left(tmp_path: Path) -> None:
+    newer = RunState(AGENTS, None, PLACE)
+    RunStateFile(tmp_path, "a").write(newer)
+    RunStateFile(tmp_path, "a").write(RunState(AGENTS, None, replace(PLACE, term=0, host="n9")))
+    assert RunStateFile(tmp_path, "a").read() == newer
+    RunStateFile(tmp_path, "b").write(RunState(AGENTS, None, replace(PLACE, term=0)))
+    assert RunStateFile(tmp_path, "b").read() is not None, "another run of the script begins anew"

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from deeplink.core.clock import ManualClock
+from deeplink.core.clock import ManualClock, SystemClock
 from deeplink.core.types import Attempt, NodeName
 from deeplink.rpc.channel import attempt_to_wire, bound_server, open_channel
 from deeplink.scheduler.node.rank_processes import Reported
+from deeplink.scheduler.node.rank_slots import RankSlots
 from deeplink.scheduler.node.servicer import KEPT_JOBS, KEPT_REPORTS, Bulletin, NodeServicer, add_to
 from deeplink.v1 import common_pb2, node_pb2, node_pb2_grpc
 from tests.waiting import LIMIT_S
@@ -146,6 +147,21 @@ def test_a_launcher_that_has_lost_its_role_is_told_and_not_obeyed(
     assert not node.Report(node_pb2.ReportRequest(progress=progress(OLD, 4)), timeout=LIMIT_S).fenced
     assert node.Status(node_pb2.StatusRequest(), timeout=LIMIT_S).unasked_s == 2.0, "that was no launcher"
     assert asked(NEW, 2).newest == attempt_to_wire(NEW)
+
+
+def test_a_question_about_ranks_tells_of_a_newer_launcher_too(clock: ManualClock) -> None:
+    servicer = NodeServicer(NodeName("n3"), "", node_pb2.StoreStatus, clock=clock, slots=RankSlots(SystemClock()))
+    bound = bound_server("127.0.0.1:0", "secret", lambda server: [add_to(server, servicer)])
+    bound.server.start()
+    with open_channel(f"127.0.0.1:{bound.port}", "secret") as channel:
+        found = node_pb2_grpc.NodeStub(channel)
+        found.Ranks(node_pb2.RanksRequest(attempt=attempt_to_wire(OLD), term=2), timeout=LIMIT_S)
+        told = found.Status(node_pb2.StatusRequest(attempt=attempt_to_wire(OLD), term=1), timeout=LIMIT_S)
+        with pytest.raises(grpc.RpcError, match="another launcher"):
+            found.Ranks(node_pb2.RanksRequest(attempt=attempt_to_wire(OLD), term=1), timeout=LIMIT_S)
+    bound.server.stop(None).wait(LIMIT_S)
+    assert told.term == 2
+    assert not told.HasField("newest"), "it has lost the role"
 
 
 @pytest.mark.parametrize(
