@@ -234,7 +234,7 @@ class RankSlot:
             slurm = slurm_variables(launch, task, self._place.of_job)
             program = program_of(self._command, launch, task, {**env, **slurm})
             if self._candidate is not None:
-                unlike = self._candidate.hand_over(program.env, program.locks)
+                unlike = self._candidate.hand_over(program.command, program.env, program.locks)
                 if not unlike:
                     os.write(telling, _PRELOADED)
                     os._exit(0)
