@@ -35,7 +35,7 @@ from deeplink.scheduler.launch.environment import (
 )
 from deeplink.scheduler.launch.preloaded import LOADS_S, NOTHING, PreloadedProcess, PythonCommand, predicted
 from deeplink.scheduler.launch.rank import program_of
-from deeplink.scheduler.launch.rank_output import OutputRelay, kept_by
+from deeplink.scheduler.launch.rank_output import OutputRelay, kept_folder
 from deeplink.scheduler.node.rank_processes import SLOT_TAG, ProcessTable, descendants, tagged
 from deeplink.scheduler.node.slot_report import SlotReport, agents_socket
 
@@ -416,7 +416,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         sys.stderr.write(f"deeplink slot: {problem}\n  {problem.remedy}\n")
         return problem.exit_code
     become_subreaper()
-    relay = OutputRelay(kept_by(Path(env[SLOTS_VARIABLE]).parent, env["SLURMD_NODENAME"]))
+    relay = OutputRelay(kept_folder(Path(env[SLOTS_VARIABLE]).parent, place.restart), env["SLURMD_NODENAME"])
     try:
         return RankSlot(argv[1:], env, place, said, relay.keep).run()
     finally:

@@ -244,6 +244,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         self._gatherer = StatusGatherer(node, self._status, self._clock)
         self._began = self._asked_at = self._clock.monotonic()
         self._term = 0  # the newest of a launcher
+        self._kept_term = 0  # of the last one that had output kept: slots that come later have an srun
 
     def unasked_s(self) -> float:
         """Return for how long no launcher has asked for the status."""
@@ -277,7 +278,8 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         is_of_now = request.HasField("attempt") and request.term >= self._term
         unasked_s = self.unasked_s()
         if is_of_now:
-            if request.term > self._term and self._slots is not None:
+            if request.output_gone and request.term > self._kept_term and self._slots is not None:
+                self._kept_term = request.term
                 self._slots.keep_output()
             self._term, self._asked_at = request.term, self._clock.monotonic()
             newest = self.bulletin.learn(attempt_from_wire(request.attempt))
