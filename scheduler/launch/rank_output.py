@@ -92,12 +92,14 @@ class KeptStream:
     def seal(self) -> None:
         """Give what is kept its final name. Raises OSError."""
         if self._file is not None:
-            file, self._file = self._file, None
-            os.close(file)
-            whole = self._path()
-            self._path(_OPEN).rename(whole)
-            self._sealed.append((whole, self._size))
-            self._size, self._number = 0, self._number + 1
+            file, size, part, whole = self._file, self._size, self._path(_OPEN), self._path()
+            # Whatever comes of it: what follows is kept in another file.
+            self._file, self._size, self._number = None, 0, self._number + 1
+            try:
+                os.close(file)
+            finally:
+                part.rename(whole)
+            self._sealed.append((whole, size))
 
     def _path(self, ending: str = "") -> Path:
         return self._folder / f"{self._name}.{self._number:08d}{ending}"
@@ -201,18 +203,27 @@ class OutputCollector:
         self._thread.join(COPIED_S)
 
     def _run(self) -> None:
-        is_over = False
-        while not is_over:
-            is_over = self._over.wait(COPY_S)
-            with suppress(OSError):  # it is not there, most of the time
-                # By name: each stream's in their order.
-                for path in sorted(self._folder.iterdir()):
-                    if is_over or path.suffix != _OPEN:  # at the end also what slots left that were killed
-                        with suppress(FileNotFoundError):
-                            self._move(path)
-            if is_over:
-                with suppress(OSError):
-                    self._folder.rmdir()
+        while not self._over.wait(COPY_S):
+            self._copy()
+        if self._copy():
+            time.sleep(COPY_S)  # slots that leave name theirs
+        if not self._copy(all_there_is=True):  # what slots left that were killed, too
+            with suppress(OSError):
+                self._folder.rmdir()
+
+    def _copy(self, *, all_there_is: bool = False) -> bool:
+        """Return whether anything is left there."""
+        is_left = False
+        try:
+            for path in sorted(self._folder.iterdir()):  # by name: each stream's in their order
+                if all_there_is or path.suffix != _OPEN:
+                    with suppress(FileNotFoundError):
+                        self._move(path)
+                else:
+                    is_left = True
+        except OSError:  # it is not there, most of the time
+            pass
+        return is_left
 
     def _move(self, path: Path) -> None:
         with path.open("rb") as file:

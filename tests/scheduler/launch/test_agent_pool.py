@@ -177,11 +177,15 @@ def test_only_a_launcher_elsewhere_than_the_srun_has_slots_keep_what_ranks_write
         slot.connect(path)
         slot.sendall(json.dumps(asdict(SlotReport(step=1, slot=0, pid=os.getpid()))).encode() + b"\n")
         until(lambda: slots._slots)
-        for term in (1, 1, 2):  # the second is the first one, started again
+
+        def supervised(term: int) -> None:
             pool = AgentPool(Agents([facts]), token_of_any, Ticks(), role=HeldRole(term), output_gone=elsewhere)
             assert came_up(pool, [NodeName("n0")], 1, logs="the log")
-            ticked(pool, lambda one=pool: bool(one.unix()))
+            ticked(pool, lambda: bool(pool.unix()))
             pool.close()
+
+        for term in (1, 1, 2):  # the second is the first one, started again
+            supervised(term)
         slots.fence(ATTEMPT, over=True)
         with slot.makefile("rb") as orders:
             told = []

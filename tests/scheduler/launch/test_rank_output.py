@@ -200,6 +200,28 @@ def test_what_is_kept_is_bounded_and_that_is_said_once_each_time(
     assert whole.read_bytes() == b"there is room again\n"
 
 
+def test_one_file_that_is_taken_away_costs_no_other(tmp_path: Path) -> None:
+    kept = rank_output.KeptStream(tmp_path / "kept", "n0.1.1")
+    kept.add(b"lost\n")
+    (part,) = (tmp_path / "kept").iterdir()
+    part.unlink()
+    with pytest.raises(FileNotFoundError):
+        kept.seal()
+    assert kept.is_empty, "nobody would ever copy it"
+    kept.add(b"kept\n")
+    kept.seal()
+    (whole,) = (tmp_path / "kept").iterdir()
+    assert whole.read_bytes() == b"kept\n"
+
+
+def test_what_an_srun_has_not_taken_when_its_slot_ends_is_kept(slot: Callable[..., Slot]) -> None:
+    written = b"x" * 99 + b"\n"
+    one = slot("import os; os.write(1, (b'x' * 99 + b'\\n') * 1200)")  # more than one pipe, less than two
+    one.process.wait(LIMIT_S)
+    out, _ = one.process.communicate(timeout=LIMIT_S)
+    assert out + one.kept_of() == written * 1200
+
+
 def test_files_and_terminals_are_left_as_they_are(tmp_path: Path) -> None:
     with (tmp_path / "file").open("wb") as file:
         before = os.fstat(file.fileno())
