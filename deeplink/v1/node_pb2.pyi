@@ -77,6 +77,7 @@ class StatusRequest(_message.Message):
     SAVE_AT_FIELD_NUMBER: _builtins.int
     OVER_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    OUTPUT_GONE_FIELD_NUMBER: _builtins.int
     after_report: _builtins.int
     """return only progress with a greater sequence number"""
     members: _builtins.str
@@ -87,6 +88,8 @@ class StatusRequest(_message.Message):
     """the run has ended: its slots are to leave"""
     term: _builtins.int
     """how often the launcher's role was taken by another node before; who is of an older term is told, and not obeyed"""
+    output_gone: _builtins.bool
+    """the caller runs elsewhere than the srun of ranks it took over: what those write is to be kept in files"""
     @_builtins.property
     def attempt(self) -> _common_pb2.Attempt:
         """the attempt the caller runs; the agent fences older ones from now on"""
@@ -100,10 +103,11 @@ class StatusRequest(_message.Message):
         save_at: _builtins.int = ...,
         over: _builtins.bool = ...,
         term: _builtins.int = ...,
+        output_gone: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_report", b"after_report", "attempt", b"attempt", "members", b"members", "over", b"over", "save_at", b"save_at", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_report", b"after_report", "attempt", b"attempt", "members", b"members", "output_gone", b"output_gone", "over", b"over", "save_at", b"save_at", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

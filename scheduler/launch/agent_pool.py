@@ -59,9 +59,13 @@ class AgentPool:
         folder: Path | None = None,
         *,
         role: HeldRole | None = None,
+        output_gone: bool = False,
     ) -> None:
-        """`folder` is the job's, where agents find the list of them all; None: they are told of no others."""
-        self._role = role or HeldRole()
+        """`folder` is the job's, where agents find the list of them all; None: they are told of no others.
+
+        `output_gone`: we are elsewhere than the srun of the ranks that we took over.
+        """
+        self._role, self._output_gone = role or HeldRole(), output_gone
         self.token = token  # of an attempt: what its agents take from then on
         self._step, self._clock, self._restarts = step, clock, restarts
         self._nodes: dict[NodeName, AgentMonitor] = {}
@@ -280,6 +284,7 @@ class AgentPool:
             save_at=self.save_at,
             over=self._is_over,
             term=self._role.term,
+            output_gone=self._output_gone,
         )
         if not self._are_as_before:
             self._leaves.use(self._nodes.values() if len(self._nodes) > FEW else (), now)

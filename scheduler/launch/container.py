@@ -28,6 +28,11 @@ class Container:
     mounts: tuple[str, ...] = ()  # `FOLDER` or `FOLDER:INSIDE`, besides what DeepLink needs
     options: tuple[str, ...] = ()  # of the runtime, as they are
 
+    @property
+    def is_entered_by_srun(self) -> bool:
+        """Whether the tasks of a step are inside already; else each rank's command enters it."""
+        return self.runtime == PYXIS
+
 
 def chosen_runtime(wanted: str | None, which: Callable[[str], str | None]) -> str:
     """Return the runtime that was asked for, or the first that is installed."""

@@ -7,7 +7,7 @@ import json
 import os
 import zlib
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -335,6 +335,7 @@ class SlotPlace:
     step: int  # as the launcher numbers them
     folder: Path  # of its node's agent
     of_job: tuple[NodeName, ...]  # the job's nodes, in Slurm's own order
+    restart: int  # how often Slurm had started the job again
     # Modules to import for the ranks of the next attempt; empty: what the script begins with; None: nothing
     preload: tuple[str, ...] | None = None
     resting: str = ""  # the launch in which its node is a spare; empty where it is none
@@ -349,7 +350,7 @@ def leave_slots(
 ) -> str:
     """Leave in the job's folder what the slots of a step are to know; return what SLOTS_VARIABLE is to be."""
     folders = {facts.node: str(Path(facts.token_file).parent) for facts in (*launch.nodes, *launch.spares)}
-    told: dict[str, Any] = {"step": step, "folders": folders, "of_job": of_job}
+    told: dict[str, Any] = {"step": step, "folders": folders, "of_job": of_job, "restart": launch.attempt.restart}
     if preload is not None:
         spares = [facts.node for facts in launch.spares]
         told |= {"preload": preload, "spares": spares, "launch": leave_launch(launch, folder)}
@@ -362,10 +363,11 @@ def left_slots(env: Mapping[str, str]) -> SlotPlace:
         told = json.loads(Path(env[SLOTS_VARIABLE]).read_text(encoding="utf-8"))
         here = env["SLURMD_NODENAME"]
         folder, in_slurms = Path(told["folders"][here]), tuple(told["of_job"])
+        place = SlotPlace(int(told["step"]), folder, in_slurms, int(told["restart"]))
         if "preload" not in told:
-            return SlotPlace(int(told["step"]), folder, in_slurms)
+            return place
         resting = told["launch"] if here in told["spares"] else ""
-        return SlotPlace(int(told["step"]), folder, in_slurms, tuple(told["preload"]), resting)
+        return replace(place, preload=tuple(told["preload"]), resting=resting)
     except (KeyError, ValueError, TypeError, OSError) as problem:
         raise not_launched(f"nothing tells this slot of its agent ({problem!r})") from problem
 

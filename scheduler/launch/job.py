@@ -19,7 +19,7 @@ from deeplink.scheduler.launch.agent_restart import AgentRestart
 from deeplink.scheduler.launch.backend import LaunchError, NodesLostError, RunContext
 from deeplink.scheduler.launch.ending import Ending
 from deeplink.scheduler.launch.event_log import EventLog, EventSink, to_journal, to_watchdog
-from deeplink.scheduler.launch.rank_output import OutputCollector
+from deeplink.scheduler.launch.rank_output import OutputCollector, kept_folder
 from deeplink.scheduler.launch.run_state import Handover
 from deeplink.scheduler.launch.shared_network import fabric_below, found_network, with_domains, with_hcas
 from deeplink.scheduler.launch.status_reporter import StatusReporter
@@ -111,12 +111,19 @@ def run_job(
         if backend.can_requeue:
             restarts = AgentRestart(lambda before: backend.start_agents(secret, before), clock)
         step = backend.start_agents(secret) if handover is None else handover.agents(backend)
-        agents = AgentPool(step, partial(token_of, secret), clock, restarts, backend.folder, role=backend.role)
+        agents = AgentPool(
+            step,
+            partial(token_of, secret),
+            clock,
+            restarts,
+            backend.folder,
+            role=backend.role,
+            output_gone=link is not None and link.is_elsewhere,
+        )
         stack.callback(agents.close)
         if link is not None:
             link.is_under_way = True
-        if link is not None and link.is_elsewhere:
-            stack.callback(OutputCollector(backend.folder, backend.nodes).close)
+        stack.callback(OutputCollector(kept_folder(backend.folder, backend.restart)).close)
         run = RunContext(backend, agents, events, clock, spec, policy, handover)
         return _supervised(run, config, site, signals, stack)
 

@@ -122,7 +122,7 @@ class PreloadedProcess:
 
         No `modules`: the script's own.
         """
-        self._env, self._asked = env, frozenset[str]()
+        self._command, self._env, self._asked = tuple(command), env, frozenset[str]()
         self._ends = time.monotonic() + LOADS_S
         self.is_ready, self.failed = False, ""
         self.status: int | None = None  # once it has ended, for waitpid
@@ -167,11 +167,13 @@ class PreloadedProcess:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
-    def hand_over(self, env: Mapping[str, str], locks: Iterable[int]) -> str:
+    def hand_over(self, command: Sequence[str], env: Mapping[str, str], locks: Iterable[int]) -> str:
         """Let it go on as the rank with this environment and these locks; return why not, empty where it does.
 
         Called in a child of the slot's: it may wait.
         """
+        if tuple(command) != self._command:
+            return self._refused("the rank's command is another")
         env = {**env, "SLURM_TASK_PID": str(self.pid)} if "SLURM_TASK_PID" in env else env
         before = self._env()
         changed = {name: value for name, value in env.items() if before.get(name) != value}

@@ -18,7 +18,7 @@ from deeplink.core.descriptors import try_lock
 from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.tokens import token_file_of
 from deeplink.scheduler.launch.backend import LaunchError
-from deeplink.scheduler.launch.container import PYXIS, entering
+from deeplink.scheduler.launch.container import entering
 from deeplink.scheduler.launch.environment import (
     Launch,
     RankTask,
@@ -80,7 +80,7 @@ def program_of(command: Sequence[str], launch: Launch, task: RankTask, given: Ma
     env = rank_environment(launch, task, given)
     env["DEEPLINK_MEMBERS"] = members_variable(given)
     env["DEEPLINK_TOKEN_FILE"] = str(token_file_of(Path(env["DEEPLINK_TOKEN_FILE"]), launch.attempt))
-    if launch.container is not None and launch.container.runtime != PYXIS:
+    if launch.container is not None and not launch.container.is_entered_by_srun:
         command = entering(launch.container, command, env, here=str(Path.cwd()), exists=os.path.exists)
     locks = _outwait_predecessor(Path(env["DEEPLINK_TOKEN_FILE"]).parent, env["LOCAL_RANK"])
     return RankProgram(tuple(command), env, locks)

@@ -35,7 +35,7 @@ from deeplink.scheduler.launch.environment import (
 )
 from deeplink.scheduler.launch.preloaded import LOADS_S, NOTHING, PreloadedProcess, PythonCommand, predicted
 from deeplink.scheduler.launch.rank import program_of
-from deeplink.scheduler.launch.rank_output import OutputRelay, kept_by
+from deeplink.scheduler.launch.rank_output import OutputRelay, kept_folder
 from deeplink.scheduler.node.rank_processes import SLOT_TAG, ProcessTable, descendants, tagged
 from deeplink.scheduler.node.slot_report import SlotReport, agents_socket
 
@@ -234,7 +234,7 @@ class RankSlot:
             slurm = slurm_variables(launch, task, self._place.of_job)
             program = program_of(self._command, launch, task, {**env, **slurm})
             if self._candidate is not None:
-                unlike = self._candidate.hand_over(program.env, program.locks)
+                unlike = self._candidate.hand_over(program.command, program.env, program.locks)
                 if not unlike:
                     os.write(telling, _PRELOADED)
                     os._exit(0)
@@ -416,7 +416,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         sys.stderr.write(f"deeplink slot: {problem}\n  {problem.remedy}\n")
         return problem.exit_code
     become_subreaper()
-    relay = OutputRelay(kept_by(Path(env[SLOTS_VARIABLE]).parent, env["SLURMD_NODENAME"]))
+    relay = OutputRelay(kept_folder(Path(env[SLOTS_VARIABLE]).parent, place.restart), env["SLURMD_NODENAME"])
     try:
         return RankSlot(argv[1:], env, place, said, relay.keep).run()
     finally:

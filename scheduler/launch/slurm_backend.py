@@ -24,7 +24,7 @@ from deeplink.scheduler.launch.backend import (
     NoSlurmdError,
     ports_for,
 )
-from deeplink.scheduler.launch.container import PYXIS, pyxis_options
+from deeplink.scheduler.launch.container import pyxis_options
 from deeplink.scheduler.launch.environment import (
     SEATS_VARIABLE,
     SLOTS_VARIABLE,
@@ -203,7 +203,7 @@ class SlurmBackend(Backend):
         if launch.recipe.mpi and SRUN.alone(self.srun_options).last("mpi") is None:
             argv.append(f"--mpi={PMI}")
         starter = python_command("deeplink.scheduler.launch.slot", "--", *command)
-        if launch.container is not None and launch.container.runtime == PYXIS:
+        if launch.container is not None and launch.container.is_entered_by_srun:
             shared = {**launch.passed_on, "DEEPLINK_HOSTFILE": launch.host_file}
             nodes = (*launch.nodes, *launch.spares)
             argv += pyxis_options(launch.container, nodes, shared, exists=os.path.exists)
@@ -303,7 +303,9 @@ class SlurmBackend(Backend):
         number = int(self.clock.unix() * 1000)
         # In a file, and for these steps alone: in the script's environment it would bend every other srun.
         in_slurms = in_order(self.env.get("SLURM_JOB_NODELIST", "")) or self.nodes
-        preload = self.preload if self._are_for_all(launch) and not launch.starters else None
+        # What waits in a slot is outside of a container that each rank's command enters.
+        is_inside = launch.container is None or launch.container.is_entered_by_srun
+        preload = self.preload if is_inside and self._are_for_all(launch) and not launch.starters else None
         told = leave_slots(self.folder, number, launch, in_slurms, preload)
         starts = [self._slot_step(launch, command, _started(launch), f"{number}", told)]
         if launch.spares and self._are_for_all(launch):

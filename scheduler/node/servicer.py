@@ -244,6 +244,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         self._gatherer = StatusGatherer(node, self._status, self._clock)
         self._began = self._asked_at = self._clock.monotonic()
         self._term, self._term_lock = 0, threading.Lock()  # the newest of a launcher
+        self._kept_term = 0  # of the last one that had output kept: slots that come later have an srun
 
     def unasked_s(self) -> float:
         """Return for how long no launcher has asked for the status."""
@@ -277,6 +278,9 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         unasked_s = self.unasked_s()
         if request.HasField("attempt") and self._is_of_now(request.term):
             self._asked_at = self._clock.monotonic()
+            if request.output_gone and request.term > self._kept_term and self._slots is not None:
+                self._kept_term = request.term
+                self._slots.keep_output()
             newest = self.bulletin.learn(attempt_from_wire(request.attempt))
             job = newest.job
             if self._slots is not None:
@@ -321,11 +325,8 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
     def _is_of_now(self, term: int) -> bool:
         """Whether a launcher of this term has the role, as far as is known; from now on no older one has."""
         with self._term_lock:
-            is_newer, self._term = term > self._term, max(term, self._term)
-            is_of_now = term == self._term
-        if is_newer and self._slots is not None:
-            self._slots.keep_output()
-        return is_of_now
+            self._term = max(term, self._term)
+            return term == self._term
 
     def close(self) -> None:
         """Close what is open to other agents."""

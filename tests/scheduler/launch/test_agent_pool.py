@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -29,7 +30,9 @@ from deeplink.scheduler.launch.backend import LaunchError, NodesLostError, NoSlu
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.launcher_role import HeldRole
 from deeplink.scheduler.launch.process import last_line
+from deeplink.scheduler.node.rank_slots import RankSlots
 from deeplink.scheduler.node.servicer import NodeServicer, add_to
+from deeplink.scheduler.node.slot_report import SlotReport, agents_socket
 from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
 from deeplink.v1 import common_pb2, node_pb2
 from tests.waiting import LIMIT_S, until
@@ -158,6 +161,39 @@ def test_a_launcher_learns_from_an_agent_that_another_one_has_its_role(node: Cal
     assert not newer.has_lost_role
     older.close()
     newer.close()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_only_a_launcher_elsewhere_than_the_srun_has_slots_keep_what_ranks_write_and_once(
+    tmp_path: Path, *, elsewhere: bool
+) -> None:
+    slots = RankSlots(SystemClock())
+    slots.listen(tmp_path)
+    servicer = NodeServicer(NodeName("n0"), "", node_pb2.StoreStatus, slots=slots)
+    bound = bound_server("127.0.0.1:0", TOKEN, lambda server: [add_to(server, servicer)])
+    bound.server.start()
+    facts = NodeFacts(node="n0", address=f"127.0.0.1:{bound.port}")
+    with socket.socket(socket.AF_UNIX) as slot, agents_socket(tmp_path) as path:
+        slot.connect(path)
+        slot.sendall(json.dumps(asdict(SlotReport(step=1, slot=0, pid=os.getpid()))).encode() + b"\n")
+        until(lambda: slots._slots)
+
+        def supervised(term: int) -> None:
+            pool = AgentPool(Agents([facts]), token_of_any, Ticks(), role=HeldRole(term), output_gone=elsewhere)
+            assert came_up(pool, [NodeName("n0")], 1, logs="the log")
+            ticked(pool, lambda: bool(pool.unix()))
+            pool.close()
+
+        for term in (1, 1, 2):  # the second is the first one, started again
+            supervised(term)
+        slots.fence(ATTEMPT, over=True)
+        with slot.makefile("rb") as orders:
+            told = []
+            while "leave" not in (order := json.loads(orders.readline())):
+                told.append(order)
+    assert told == [{"keep": True}] * (2 if elsewhere else 0)
+    bound.server.stop(0).wait(LIMIT_S)
+    slots.close()
 
 
 @pytest.mark.parametrize("answers_as", ["another node", "another token"])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.core.types import Attempt, NodeName
+from deeplink.scheduler.launch.container import Container
 from deeplink.scheduler.launch.environment import SLOTS_VARIABLE, Launch, NodeFacts, leave_slots
 from deeplink.scheduler.launch.preload import deeplink_preload
 from deeplink.scheduler.launch.preloaded import PythonCommand
@@ -59,6 +60,7 @@ class PreloadingNode(Node):
     """A node that is a spare first, with a slot whose ranks run SCRIPT with a module of the user's own."""
 
     beside_s = 600.0
+    container: Container | None = None
 
     def begin(self, heavy: str = "", preload: tuple[str, ...] | None = None, *options: str) -> None:
         (self.folder / "script").mkdir()
@@ -103,6 +105,7 @@ class PreloadingNode(Node):
             ranks=(1,),
             master_port=2,
             passed_on={"DEEPLINK_X": "y"},
+            container=self.container,
         )
 
     def ended(self, attempt: Attempt = SECOND, **wanted: object) -> node_pb2.RankState:
@@ -158,6 +161,23 @@ def test_an_import_that_asked_for_what_is_another_now_is_not_used(node: Preloadi
     told = node.rank()
     assert told["pid"] == told["imported_by"] == node.ended().pid
     assert "starts without its preloaded imports: an import has asked for RANK" in node.errors
+
+
+def test_a_rank_whose_command_is_another_starts_afresh(node: PreloadingNode) -> None:
+    enters = node.folder / "apptainer"
+    enters.write_text(
+        f"#!/bin/sh\ntouch {node.folder}/entered\nwhile [ $1 != {sys.executable} ]; do shift; done\n"
+    )
+    with enters.open("a") as script:
+        script.write('exec "$@"\n')
+    enters.chmod(0o755)
+    node.container = Container(str(enters), "image")
+    node.begin("", HEAVY)
+    node.await_preloaded()
+    told = node.rank()
+    assert told["pid"] == told["imported_by"] == node.ended().pid
+    assert (node.folder / "entered").exists()
+    assert "starts without its preloaded imports: the rank's command is another" in node.errors
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing_extensions import override
 from deeplink.core.clock import ManualClock
 from deeplink.core.types import Attempt, NodeName
 from deeplink.rpc.channel import agent_channel
+from deeplink.scheduler.launch.container import Container
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
 from deeplink.scheduler.launch.launch_spec import Granted
 from deeplink.scheduler.launch.slurm_backend import SlurmBackend
@@ -247,6 +249,31 @@ def test_another_launcher_adopts_the_slots_and_ends_them(tmp_path: Path) -> None
     assert theirs.ended() is None
     second.end_slots()
     assert theirs.ended() is not None
+
+
+@pytest.mark.parametrize(
+    ("container", "waits"),
+    [
+        (None, True),
+        (Container("pyxis", "image"), True),  # the slots are inside
+        (Container("apptainer", "image"), False),
+        (Container("singularity", "image"), False),
+        (Container("charliecloud", "image"), False),
+    ],
+)
+def test_nothing_is_preloaded_outside_the_container_that_a_rank_is_to_enter(
+    container: Container | None, tmp_path: Path, *, waits: bool
+) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\nexec sleep 600\n")
+    srun.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    ours = replace(backend(Cluster()), folder=tmp_path, env=env, preload=("torch",), slots=[])
+    launch = replace(launched((1, 1)), container=container)
+    ours.start_ranks(launch, ["python", "train.py"], reach).send(signal.SIGTERM)
+    ours.end_slots()
+    (told,) = (json.loads(one.read_text()) for one in tmp_path.glob("slots*"))
+    assert ("preload" in told) is waits
 
 
 @dataclass
