@@ -82,7 +82,7 @@ class StepSplit:
         self.others_s = 0.0  # of each step, as far as is known
         self.device_s = 0.0
         self.paused: Callable[[], None] = _nothing
-        """Called where the loop gives the device no more work for now: it waits for a batch, or enters a section."""
+        """Called where the device gets no more work for now: the loop waits for a batch, or enters a section."""
         self._counts = (0, 0)  # steps, samples
         self._vitals: tuple[StepParts, tuple[int, int]] = (self.totals, self._counts)
         self._thread = threading.main_thread().ident
