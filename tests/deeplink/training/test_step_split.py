@@ -7,6 +7,7 @@ import threading
 import time
 from collections import UserDict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -239,14 +240,14 @@ def test_what_other_tools_put_around_loaders_stays(keeps_names: bool, is_first: 
     split, calls = StepSplit(), []
 
     def wrap() -> None:
-        inner: Callable[[object], object] = _BaseDataLoaderIter.__next__
+        inner: Any = _BaseDataLoaderIter.__next__
 
         def theirs(self: object) -> object:
             calls.append(self)
             return inner(self)
 
         made = functools.wraps(inner)(theirs) if keeps_names else theirs
-        _BaseDataLoaderIter.__next__ = made  # type: ignore[method-assign,assignment]
+        _BaseDataLoaderIter.__next__ = made  # type: ignore[method-assign]
 
     if is_first:
         wrap()
