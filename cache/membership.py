@@ -15,7 +15,9 @@ import xxhash
 from deeplink.core.config import Config, ConfigError
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import read_members
-from deeplink.core.types import NodeName
+from deeplink.core.types import Member, NodeName
+from deeplink.rpc.plain.framing import NO_SECRET
+from deeplink.rpc.plain.local_socket import UNIX
 from deeplink.rpc.tokens import TokenError, read_token
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.cache.name_hashes import NameHashes
-    from deeplink.core.types import Member, ShardId
+    from deeplink.core.types import ShardId
     from deeplink.rpc.tokens import Credentials, Vouch
 
 log = logging.getLogger(__name__)
@@ -109,6 +111,25 @@ class Tier:
             has_socket = config.node_socket is not None
             (log.info if has_socket else log.warning)("the standing cache is not asked: %s", problem)
             return cls(members) if has_socket else cls()
+
+    @classmethod
+    def of_node(cls, config: Config, node: NodeName) -> Tier:
+        """Return the standing agent of this node, which answers every user at its socket, if one does."""
+        path = config.node_socket
+        try:
+            is_there = path is not None and path.is_socket()
+        except OSError:
+            is_there = False
+        return cls((Member(node, f"{UNIX}{path}"),), NO_SECRET) if is_there else cls()
+
+    def tended(self, config: Config, node: NodeName) -> frozenset[NodeName]:
+        """Return the nodes that a job's agents leave to these standing ones, as `node` sees it.
+
+        None where these cannot be asked from here, and the one that is to look after this node is not there.
+        """
+        if self.shown or node not in self.names or self.of_node(config, node).members:
+            return self.names
+        return frozenset()
 
     def without(self, names: Collection[NodeName]) -> Tier:
         """Return the tier without the members of these names."""

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache.membership import Tier, configured_members, node_name
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.types import Member
-from deeplink.rpc.plain.framing import NO_SECRET
-from deeplink.rpc.plain.local_socket import UNIX
 
 if TYPE_CHECKING:
     from deeplink.core.config import Config
@@ -48,7 +45,7 @@ def agents_asked(config: Config, vouch: Vouch | None) -> AgentsAsked:
     TokenError or ConfigError where it is missing or wrong otherwise.
     """
     node, members = node_name(config), Tier()
-    here = _node_agent(config, node)
+    here = Tier.of_node(config, node)
     everyone = configured_members(config)
     try:
         members = Tier.of(everyone, config.token_file, vouch)
@@ -59,15 +56,5 @@ def agents_asked(config: Config, vouch: Vouch | None) -> AgentsAsked:
         if not here.members:
             log.warning("the members are not asked: %s", problem)
     standing = Tier.of_site(config, listed=config.site_members, token_file=config.site_token_file, vouch=vouch)
-    return AgentsAsked(node, here, members.without(standing.names), standing.without(here.names))
-
-
-def _node_agent(config: Config, node: NodeName) -> Tier:
-    """Return the standing agent of this node, which answers every user at its socket, if one does."""
-    path = config.node_socket
-    try:
-        return (
-            Tier((Member(node, f"{UNIX}{path}"),), NO_SECRET) if path is not None and path.is_socket() else Tier()
-        )
-    except OSError:
-        return Tier()
+    members = members.without(standing.tended(config, node))
+    return AgentsAsked(node, here, members, standing.without(here.names))

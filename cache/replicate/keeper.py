@@ -338,7 +338,7 @@ class Keeper:
         site, of_job = Tier(), isinstance(token, RunTokens)
         if of_job:
             site = Tier.of_site(settings, listed=settings.members, token_file=settings.token_file, vouch=vouch)
-        self._standing_nodes = site.names
+        self._standing_nodes = site.tended(settings, node)
         self._fetcher = Fetcher(store, token, clock, node=node, cap=cap, uses_home=True, standing=site)
         self._filler = Filler(self._fetcher, clock, bytes_per_s=settings.fill_bytes_per_s, ending=ending)
         replicas = settings.replicas
@@ -419,7 +419,7 @@ class Keeper:
     def know(self, members: tuple[Member, ...]) -> None:
         """Take `members` for all members there are; this one need not be among them.
 
-        Those of a job leave the nodes that have a standing agent to that.
+        Those of a job leave the nodes that have a standing agent to that (`Tier.tended`).
         """
         members = tuple(member for member in members if member.name not in self._standing_nodes)
         with self._lock:

@@ -171,12 +171,19 @@ def _raise(member: Member, problem: PlainCallError) -> NoReturn:
     raise MemberError(member.name, problem.problem, problem.remedy) from problem
 
 
+def _connection(member: Member, shown: Credentials, clock: Clock) -> PlainConnection:
+    """Return a connection on which no other agent is shown who we are: it could pass that on to this member."""
+    # A Unix socket leads to this node, whatever its agent is called.
+    node = "" if member.address.startswith(UNIX) else member.name
+    return PlainConnection(member.address, shown, clock, node=node)
+
+
 def call_member(
     member: Member, shown: Credentials, clock: Clock, method: str, request: bytes, *, deadline_s: float
 ) -> Iterator[bytes]:
     """Yield the replies to one call of the Cache service, over a connection of its own."""
     try:
-        with PlainConnection(member.address, shown, clock) as connection:
+        with _connection(member, shown, clock) as connection:
             connection.send(f"/{SERVICE}/{method}", request, clock.monotonic() + deadline_s)
             yield from connection.replies()
     except PlainCallError as problem:
@@ -197,9 +204,7 @@ class IdleConnections:
             idle = self._idle.get(member.address)
             if idle and not fresh:
                 return idle.pop()
-        # A Unix socket leads to this node, whatever its agent is called.
-        node = "" if member.address.startswith(UNIX) else member.name
-        return PlainConnection(member.address, self._shown, self._clock, node=node)
+        return _connection(member, self._shown, self._clock)
 
     def keep(self, connection: PlainConnection) -> None:
         """Take a connection back after a call that went well."""

@@ -177,7 +177,7 @@ def command(
     elif not incidents:
         click.echo("no incidents")
     else:
-        rows = [("N", "began", "attempt", "kind", "node", "action", "GPU-hours", "back after", "outcome")]
+        rows = [("N", "began", "attempt", "kind", "node", "action", "rank-hours", "back after", "outcome")]
         for incident in incidents:
             label, began = readable.label(incident), moment(incident.began_unix)[5:]
             what = (incident.attempt_name or "-", incident.kind, incident.node or "-", incident.action)
@@ -269,7 +269,7 @@ def _summarize(incidents: Sequence[Incident], *, as_json: bool) -> None:
         click.echo("no incidents")
     else:
         for title, each in by.items():
-            rows = [(title, "incidents", "open", "failed", "GPU-hours", "cost unknown")]
+            rows = [(title, "incidents", "open", "failed", "rank-hours", "cost unknown")]
             for total in each:
                 counts = [str(total[key]) for key in ("incidents", "open", "failed")]
                 rows.append((total["name"] or "-", *counts, _hours(total["lost_h"]), str(total["unknown"])))  # type: ignore[arg-type]
@@ -277,7 +277,7 @@ def _summarize(incidents: Sequence[Incident], *, as_json: bool) -> None:
             click.echo()
         unknown = whole["unknown"]
         rest = f", and what {counted(unknown, 'incident')} cost is not known" if unknown else ""
-        click.echo(f"{counted(whole['incidents'], 'incident')}: {_hours(whole['lost_h'])} GPU-hours{rest}")
+        click.echo(f"{counted(whole['incidents'], 'incident')}: {_hours(whole['lost_h'])} rank-hours{rest}")
 
 
 def _cost(incident: Incident) -> str:
@@ -289,7 +289,7 @@ def _cost(incident: Incident) -> str:
     of = f"{_hours(spent.standing_h)} standing still + {_hours(spent.repeated_h)} repeated steps"
     ranks = counted(incident.ranks, "rank") if incident.ranks else "ranks unknown"
     step = f", {incident.step_s:.3g} s a step" if incident.step_s else ""
-    total = "not known" if spent.total_h is None else f"{_hours(spent.total_h)} GPU-hours"
+    total = "not known" if spent.total_h is None else f"{_hours(spent.total_h)} rank-hours"
     return f"{total} ({of}; {ranks}{step})"
 
 

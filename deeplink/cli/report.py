@@ -25,7 +25,8 @@ _MOST_JOBS = 100_000
 _MOST_INCIDENTS = 100_000
 _DEFAULT = "7d"
 _EPILOG = """
-Hours are those of ranks (one rank, one GPU): goodput is what moved training on, of all that is known. Lost are
+Hours are rank-hours (one hour of one rank, on one GPU): goodput is what moved training on, of all that is known.
+Lost are
 
 \b
   start     from a job's first heartbeat to its first step
@@ -37,7 +38,7 @@ Hours are those of ranks (one rank, one GPU): goodput is what moved training on,
   unknown   of jobs that report no steps
 
 Read from the watchdog's journal; where this machine has none, from those of your own jobs. Jobs that no journal
-has are counted by Slurm's accounting (`sacct`), in hours of nodes. docs/jobs.md says more.
+has, then of yours alone, are counted by Slurm's accounting (`sacct`), in hours of nodes. docs/jobs.md says more.
 
 \b
 Examples:
@@ -65,14 +66,14 @@ def _users(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> lis
 def command(*, journal_file: Path | None, since: float, user: str | None, limit: int, as_json: bool) -> None:
     """Show what the hours that jobs held were for: what moved training on, and what was lost, by cause."""
     now = time.time()
-    paths, _ = journal_paths(journal_file)
+    paths, is_own = journal_paths(journal_file)
     with ExitStack() as opened:
         from deeplink.scheduler.journal.journal import Journal
 
         journals = [opened.enter_context(Journal(path, read_only=True)) for path in paths]
         known: set[int] = set()
         found = site_report(_jobs(journals, since, user, known), months_of(since, now))
-    unwatched, problem = _unwatched(since, now, user, known)
+    unwatched, problem = _unwatched(since, now, user, known, is_own=is_own)
     if as_json:
         told = {name: {"jobs": count, "node_h": seconds / HOUR_S} for name, (count, seconds) in unwatched.items()}
         document = {"since_unix": since, "until_unix": now, **found.document()}
@@ -105,11 +106,17 @@ def _jobs(
 
 
 def _unwatched(
-    since: float, now: float, user: str | None, known: set[int]
+    since: float, now: float, user: str | None, known: set[int], *, is_own: bool
 ) -> tuple[dict[str, tuple[int, float]], str]:
     from deeplink.scheduler.jobs.accounting import accounted, without
     from deeplink.scheduler.slurm import command as slurm
 
+    if is_own:  # other users' jobs have journals elsewhere
+        from deeplink.scheduler.jobs.job_view import me
+
+        user = user or me()
+        if user != me():
+            return {}, "there are journals of your own jobs alone"
     try:
         return without(accounted(slurm.run, since, now, user=user or ""), known), ""
     except (slurm.CommandError, slurm.CommandTimeoutError, slurm.CommandMissingError) as problem:

@@ -132,7 +132,7 @@ def _weeks(found: Iterable[Incident]) -> list[list[float]]:
 
 
 def _costs(found: Iterable[tuple[Incident, str]]) -> list[list[Any]]:
-    """Return how many GPU-hours each user lost, as far as that is known; who lost the most first."""
+    """Return how many rank-hours each user lost, as far as that is known; who lost the most first."""
     hours: Counter[str] = Counter()
     for each, user in found:
         hours[user] += cost(each).total_h or 0.0  # type: ignore[assignment] # a Counter of hours

@@ -378,10 +378,10 @@ def report(*, step: int, work_s: float | None = None, **metrics: float) -> None:
         return
     if not _process.has_looked:
         _process.look_for_model()
+    if _process.step_ended is not None:  # always: it tells what the step's parts are, too
+        ours.work_s = _process.step_ended()
     if work_s is not None:
         ours.work_s = float(work_s)
-    elif _process.step_ended is not None:
-        ours.work_s = _process.step_ended()
     step_split.of_process.step_ended(step)
     ours.tell(step, metrics)
 

@@ -53,7 +53,8 @@ def parts_of(
         checkpoint_s: in the section "checkpoint".
         sections_s: in other sections.
         before_s: before the first forward pass, without the parts above; None: no one saw a forward pass.
-        device_s: the device was busy so long. A batch that is waited for meanwhile holds up nothing.
+        device_s: the device was busy so long with its passes. A batch that is waited for meanwhile holds up
+            nothing.
     """
     left = max(0.0, step_s)
     checkpoint = min(max(0.0, checkpoint_s), left)
@@ -68,6 +69,10 @@ def parts_of(
     return StepParts(data, left - others, others, checkpoint, sections + before)
 
 
+def _nothing() -> None:
+    """No model's device is timed."""
+
+
 class StepSplit:
     """Adds up the parts of a process's steps. One thread's: what others do is not the loop's time."""
 
@@ -76,6 +81,8 @@ class StepSplit:
         self.totals = StepParts()
         self.others_s = 0.0  # of each step, as far as is known
         self.device_s = 0.0
+        self.paused: Callable[[], None] = _nothing
+        """Called where the device gets no more work for now: the loop waits for a batch, or enters a section."""
         self._counts = (0, 0)  # steps, samples
         self._vitals: tuple[StepParts, tuple[int, int]] = (self.totals, self._counts)
         self._thread = threading.main_thread().ident
@@ -87,6 +94,17 @@ class StepSplit:
         self._claimed_s = 0.0  # before the forward pass, by data and sections
         self._samples = 0
 
+    @property
+    def is_in_section(self) -> bool:
+        """Whether what happens now is no training."""
+        return bool(self._section)
+
+    def wait_begins(self) -> float:
+        """The loop begins to wait for a batch; return the time."""
+        if threading.get_ident() == self._thread:
+            self.paused()
+        return self.now()
+
     def data_waited(self, began: float, samples: int) -> None:
         """The loop has waited for a batch since `began`."""
         if threading.get_ident() == self._thread and not self._section:
@@ -97,6 +115,8 @@ class StepSplit:
         """The section `name` is entered, or gone on with; empty: none is left."""
         if threading.get_ident() != self._thread:
             return
+        if name and not self._section:
+            self.paused()
         now = self.now()
         if self._section == CHECKPOINT:
             self._checkpoint_s += now - self._section_since

@@ -13,6 +13,7 @@ the end of its last all-reduce. Collectives that the loop or another wrapper cal
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import sys
@@ -34,7 +35,8 @@ KEPT = 16
 """Steps whose median is reported: one slow step changes nothing."""
 _LOOK_EVERY_S = 0.2
 """How often DistributedDataParallel is asked how long it waited: 20 us each."""
-_MOST_MARKS = 8
+_MOST_PASSES = 64
+"""Passes that the device has not ended yet: more are not timed."""
 M = TypeVar("M", bound="Hookable")
 
 
@@ -107,8 +109,11 @@ class StepMeter:
         self._ended: float | None = None
         self._open: Any = None  # of the forward pass under way: where the device began it
         self._on_device: list[tuple[Any, Any, float]] = []
-        self._first_mark: Any = None  # on the device: where this step's first forward pass began
-        self._busy: list[tuple[Any, Any]] = []
+        self._pass: Any = None  # on the device: where the pass began that is under way
+        self._passes: deque[tuple[Any, Any]] = deque()  # that the device has not ended
+        self._passes_s = 0.0  # of those that it ended since the last report
+        if split is not None:
+            split.paused = self.pass_ended
 
     def wrapper_begins(self, *_: object) -> None:
         """Take note that the wrapper's forward pass begins, in which ranks may wait for each other."""
@@ -123,7 +128,9 @@ class StepMeter:
         self._open = _device_event()
         if self._split is not None:
             self._split.forward_began(self._before)
-            self._first_mark = self._first_mark or self._open
+            self._count_passes()
+            if self._pass is None and not self._split.is_in_section and len(self._passes) < _MOST_PASSES:
+                self._pass = self._open
 
     def forward_ended(self, *_: object) -> None:
         """Take note that a forward pass has ended, as far as this process sees."""
@@ -143,15 +150,27 @@ class StepMeter:
         return (steps[(len(steps) - 1) // 2] + steps[len(steps) // 2]) / 2 if steps else 0.0
 
     def _tell(self, split: StepSplit) -> None:
-        """Say how long the device was busy in a step of late, and how long others were waited for."""
+        """Say how long the passes took that the device ended since, and how long others were waited for."""
         if self._waits is not None:
             split.others_s = self._waits.seconds(self._now())
-        if self._first_mark is not None:
-            self._busy = [*self._busy[-_MOST_MARKS:], (self._first_mark, _device_event())]
-            self._first_mark = None
-        while self._busy and self._busy[0][1] is not None and self._busy[0][1].query():
-            begin, end = self._busy.pop(0)
-            split.device_s = float(begin.elapsed_time(end)) / 1e3
+        self.pass_ended()
+        self._count_passes()
+        split.device_s, self._passes_s = self._passes_s, 0.0
+
+    def pass_ended(self) -> None:
+        """Take note that the device is given no more for now: what it does next is another pass."""
+        begin, self._pass = self._pass, None
+        if begin is not None:
+            with contextlib.suppress(RuntimeError):  # this is in the loop's wait for a batch
+                end = _device_event()
+                if end is not None:
+                    self._passes.append((begin, end))
+
+    def _count_passes(self) -> None:
+        while self._passes and self._passes[0][1].query():
+            begin, end = self._passes.popleft()
+            with contextlib.suppress(RuntimeError):  # they are of two devices
+                self._passes_s += float(begin.elapsed_time(end)) / 1e3
 
     def _device_s(self) -> float:
         """How much longer than this process the device took for the last forward pass; nothing waits for it."""

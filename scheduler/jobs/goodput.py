@@ -1,4 +1,4 @@
-"""What the hours of ranks that jobs held were for: training that went on, or what was lost, by cause. Pure.
+"""What the rank-hours that jobs held were for: training that went on, or what was lost, by cause. Pure.
 
 An attempt's ranks hold their nodes from its first heartbeat to the next attempt's, or to its own last one:
 
@@ -70,7 +70,7 @@ class Goodput:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON has it, in hours of ranks."""
+        """Return it as JSON has it, in rank-hours."""
         return {
             "held_h": self.held_s / HOUR_S,
             "moved_h": self.moved_s / HOUR_S,
@@ -173,7 +173,11 @@ class _Course:
         """Return what the time after its last step is lost to; empty where no incident ended it."""
         if self.attempt.phase is Phase.SUCCEEDED:
             return ""
-        kinds = {one.kind for one in self.incidents} - _NOT_ENDING
+        # One that was over, or still open, while steps went on did not end it. Not by its beginning: a node's last
+        # word may come before the last step.
+        last = self.attempt.last_step_unix
+        kinds = {one.kind for one in self.incidents if (one.recovered_unix or one.detected_unix) >= last}
+        kinds -= _NOT_ENDING
         if IncidentKind.RANKS_HUNG in kinds:
             return "hang"
         return "restart" if kinds else ""

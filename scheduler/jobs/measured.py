@@ -273,7 +273,19 @@ def _remedy(cause: str, span: MeasuredSpan, slowest: SlowestRank | None, recent:
         return _of_checkpoints(span, recent)
     if cause == "rest":
         return "outside of the model and of DataLoaders: copies to the device, logging, evaluation"
-    return "no faster data or network would help: only less work, or faster devices"
+    return _of_computing(span, recent)
+
+
+def _of_computing(span: MeasuredSpan, recent: Sequence[ProgressPoint]) -> str:
+    if not span.data_s and span.samples_per_s is None:  # a fresh iterator alone takes some time
+        waited_s = _grown(recent[0], recent[-1], names.WAITED_S)
+        told = "no DataLoader of torch was seen: waiting for data is not measured here"
+        if waited_s > LEAST_SHARE * math.fsum(span.parts_s.values()):
+            return f"{told}, but reads waited {_duration(waited_s)} for samples from elsewhere: {_of_data(span)}"
+        return told
+    # Never a moment: of FSDP, DeepSpeed and the like it is not measured, and it may be in computing.
+    faster = "data or network" if span.others_s else "data"
+    return f"no faster {faster} would help: only less work, or faster devices"
 
 
 def _of_data(span: MeasuredSpan) -> str:
@@ -288,11 +300,12 @@ def _of_data(span: MeasuredSpan) -> str:
 
 
 _PLACES = {"local": "this node", "peer": "other nodes", "home": "the packed home", "source": "the source"}
+_PREFETCH = "where agents stand on the nodes, `deeplink prefetch JOB` brings its shards onto them"
 _HELP = {
     "local": "they are here already; more DataLoader workers, or a cheaper transform",
-    "peer": "`deeplink warm` brings the shards to the job's nodes",
-    "home": "`deeplink warm` brings the shards to the job's nodes",
-    "source": "pack the dataset onto the nodes, or `deeplink warm` it there",
+    "peer": _PREFETCH,
+    "home": _PREFETCH,
+    "source": f"pack the dataset; then {_PREFETCH}",
 }
 
 

@@ -110,12 +110,12 @@ class NewsFilter:
         return self.closed or not news.opened_told
 
 
-# Cost: hours of ranks (one rank, one GPU) that brought the training no further.
+# Cost: rank-hours (one hour of one rank, on one GPU) that brought the training no further.
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one incident cost, in hours of ranks; None where it is not known."""
+    """What one incident cost, in rank-hours; None where it is not known."""
 
     standing_h: float | None  # while the ranks stood still
     repeated_h: float | None  # for steps done again
@@ -192,7 +192,7 @@ class Total:
     incidents: int  # how many
     open: int  # those without an end
     failed: int  # those that ended their job
-    lost_h: float  # hours of ranks that the others are known to have cost
+    lost_h: float  # rank-hours that the others are known to have cost
     unknown: int  # those whose cost is not known, or not wholly
 
 

@@ -117,7 +117,7 @@ function fillIncident(box, each, now) {
     ["action", each.action || "none"],
     ["attempt it ended", each.attempt || "none"],
     ["steps repeated", whole(each.steps_repeated)],
-    ["cost", each.rank_hours === null ? "unknown" : `${each.rank_hours.toFixed(2)} GPU-hours`],
+    ["cost", each.rank_hours === null ? "unknown" : `${each.rank_hours.toFixed(2)} rank-hours`],
     ["first evidence", moment(each.began_unix)],
     ["detected", moment(each.detected_unix)],
     ["acted", moment(each.acted_unix)],

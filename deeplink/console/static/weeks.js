@@ -41,7 +41,7 @@ export class Weeks {
     this.bars.hidden = found.weeks.length < 2;
     const sum = found.costs.reduce((total, [, hours]) => total + hours, 0);
     const whose = found.costs.map(([user, hours]) => `${user || "unknown"} ${figure(hours)}`).join(", ");
-    say(this.cost, sum ? `These ${whole(found.found)} cost ${figure(sum)} GPU-hours, as far as that is known: ${whose}.` : "");
+    say(this.cost, sum ? `These ${whole(found.found)} cost ${figure(sum)} rank-hours, as far as that is known: ${whose}.` : "");
     this.cost.hidden = !sum;
   }
 }

@@ -38,7 +38,7 @@ def digest(
     where = f" {known.cluster}" if known.cluster else ""
     (whole,) = totals(incidents, lambda _incident: "all")
     healed = whole.incidents - whole.failed - whole.open
-    cost = f", {whole.lost_h:,.2f} GPU-hours lost" + (f" ({whole.unknown} not known)" if whole.unknown else "")
+    cost = f", {whole.lost_h:,.2f} rank-hours lost" + (f" ({whole.unknown} not known)" if whole.unknown else "")
     states = f"{healed} recovered, {whole.failed} failed, {whole.open} open"
     said = f"{counted(whole.incidents, 'incident')}: {states}{cost}"
     lines = [f"{begun} to {ended}, {said}"]
@@ -50,7 +50,7 @@ def digest(
     for title, name in parts:
         found = [total for total in totals(incidents, name) if total.name]
         lines += [
-            f"{title}: {total.name}: {total.incidents}, {total.lost_h:,.2f} GPU-hours"
+            f"{title}: {total.name}: {total.incidents}, {total.lost_h:,.2f} rank-hours"
             for total in found[:MOST_OF_EACH]
         ]
         if len(found) > MOST_OF_EACH:

@@ -159,7 +159,7 @@ def line(news: IncidentNews, known: NewsContext = UNKNOWN) -> str:
         words.append(f"by {incident.action}")
     lost = cost(incident).total_h
     if incident.outcome is not IncidentOutcome.OPEN and lost:
-        words.append(f"at {lost:,.2f} GPU-hours")
+        words.append(f"at {lost:,.2f} rank-hours")
     evidence = printable(incident.evidence)[:LONGEST_EVIDENCE]
     where = f"deeplink incident {incident.number}{f', {link}' if link else ''}"
     return f"{' '.join(words)}{f'. {evidence}' if evidence else ''} ({where})"

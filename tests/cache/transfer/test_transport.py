@@ -18,6 +18,7 @@ from deeplink.cache.transfer.frames import Places, PlainTransport
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Member, NodeName, ShardId
 from deeplink.rpc.plain import framing
+from deeplink.v1 import cache_pb2
 from tests.cache.format.test_shard import PAYLOADS, write
 
 if TYPE_CHECKING:
@@ -111,3 +112,19 @@ def test_a_member_that_is_not_there_keeps_no_batch_s_memory(transport: PlainTran
         assert memory() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("is_named_so", [True, False])
+def test_a_whole_shard_is_asked_of_the_member_that_was_meant(
+    agents: Agents, request_of_all: frames.ExtentsRequest, is_named_so: bool
+) -> None:
+    """Else an agent could hand on who asks it, and get a shard as that user."""
+    there = agents.members[0]
+    meant = there if is_named_so else replace(there, name=NodeName("n7"))
+    request = cache_pb2.GetRequest(id=request_of_all.shards[0]).SerializeToString()
+    answers = frames.call_member(meant, agents.token, SystemClock(), "Get", request, deadline_s=10.0)
+    if is_named_so:
+        assert list(answers)
+    else:
+        with pytest.raises(MemberError, match="not of n7"):
+            list(answers)

@@ -100,7 +100,7 @@ def test_one_is_shown_with_its_course_and_its_cost(state: Path) -> None:
         "+10.5 s  training again, 7 steps done again",
     ]
     # 1,440 ranks: 10.5 s of standing still, and 7 steps of half a second.
-    assert "5.60 GPU-hours (4.20 standing still + 1.40 repeated steps; 1,440 ranks, 0.5 s a step)" in text
+    assert "5.60 rank-hours (4.20 standing still + 1.40 repeated steps; 1,440 ranks, 0.5 s a step)" in text
 
 
 def test_stacks_are_shown_in_short_and_on_demand_whole(state: Path) -> None:
@@ -138,7 +138,7 @@ def test_they_are_chosen_by_kind_node_and_age(state: Path) -> None:
 
 def test_what_they_cost_together(state: Path) -> None:
     text = shown(state, "--summary").output
-    assert "2 incidents: 5.60 GPU-hours, and what 1 incident cost is not known" in text
+    assert "2 incidents: 5.60 rank-hours, and what 1 incident cost is not known" in text
     assert {"2023-W46", "node-dead", "n1"} <= set(text.split())
     totals = json.loads(shown(state, "--summary", "--json").output)
     assert totals["kind"] == [

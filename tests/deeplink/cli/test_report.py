@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from deeplink.cli import cli
 from deeplink.cli.report import months_of
 from deeplink.core.types import Attempt, NodeName
+from deeplink.scheduler.jobs.job_view import me
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import Beat, Phase, ProgressPoint
 
@@ -69,6 +70,26 @@ def test_one_users_and_for_programs(journal: Path) -> None:
     assert found["whole"]["lost_h"]["start"] == pytest.approx(4 * 60 / 3600, rel=0.01)
     assert found["unwatched"] is None
     assert "no jobs on record" in run("--journal", str(journal), "--user", "nobody")[1]
+
+
+def test_of_ones_own_journals_slurm_is_asked_for_ones_own_jobs(
+    journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sacct, asked = tmp_path / "sacct", tmp_path / "asked"
+    sacct.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$*\" >> {asked}\necho '99|{me()}|3600|2'\n")
+    sacct.chmod(0o755)
+    assert "1 more without DeepLink, 2.0 node hours" in run("--journal", str(journal))[1]
+    assert asked.read_text().split()[-1] == "-a"
+    monkeypatch.setenv("DEEPLINK_STATE", str(tmp_path / "state"))
+    own = tmp_path / "state" / "jobs" / "12" / "journal.sqlite"
+    own.parent.mkdir(parents=True)
+    journal.rename(own)
+    code, said = run()
+    assert code == 0, said
+    assert "1 more without DeepLink" in said
+    assert asked.read_text().split()[-2:] == ["-u", me()]
+    assert "jobs that no journal has are not counted: there are journals of your own" in run("--user", "adam2")[1]
+    assert len(asked.read_text().splitlines()) == 2
 
 
 def test_wrong_usage_and_a_journal_that_is_none(journal: Path, tmp_path: Path) -> None:

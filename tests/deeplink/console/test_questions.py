@@ -99,7 +99,7 @@ def test_ten_questions_are_answered_within_three_steps_each(
     night = at_the_page()
     night.click("Incidents", "nav a")
     night.click("a day")
-    night.reads("GPU-hours, as far as that is known: bo 45.4, dora 14.4")
+    night.reads("rank-hours, as far as that is known: bo 45.4, dora 14.4")
 
     dataset = at_the_page()
     dataset.search("in22k")

@@ -274,3 +274,17 @@ def test_a_model_is_timed_and_a_wrapped_one_inside(heard: Heard) -> None:
     assert inner._forward_hooks
     assert not model._forward_hooks
     assert 0 < heard.said[-1].work_s < 0.02, "what the wrapper waits for is left out"
+
+
+def test_a_loop_that_measures_its_own_work_is_told_all_else_as_well(heard: Heard) -> None:
+    ended: list[int] = []
+
+    def step_ended() -> float:
+        ended.append(1)
+        return 7.0
+
+    measure_with(step_ended)
+    deeplink.report(step=1, work_s=0.25)
+    deeplink.report(step=2)
+    assert len(ended) == 2, "it says how long others were waited for"
+    assert [said.work_s for said in heard.said] == [0.25, 7.0]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
+from collections import UserDict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from typing_extensions import override
 
 from deeplink.core import process_metrics as names
+from deeplink.training import timing
 from deeplink.training.data_waits import samples_in, time_loaders
 from deeplink.training.step_split import CHECKPOINT, StepParts, StepSplit, parts_of
 from deeplink.training.timing import StepMeter
@@ -153,6 +157,18 @@ def test_a_section_that_lasts_over_several_reports_and_what_other_threads_do() -
     assert split.vitals()[names.LOADED_SAMPLES] == 0
 
 
+class Broken:
+    def __len__(self) -> int:
+        raise RuntimeError("no length yet")
+
+
+class OddShape:
+    shape = ("n", 3)
+
+    def __len__(self) -> int:
+        return 3
+
+
 @pytest.mark.parametrize(
     ("batch", "count"),
     [
@@ -166,6 +182,13 @@ def test_a_section_that_lasts_over_several_reports_and_what_other_threads_do() -
         ([], 0),
         (None, 0),
         (b"bytes", 0),
+        (
+            UserDict({"ids": torch.zeros(5, 1), "mask": torch.zeros(5, 1)}),
+            5,
+        ),  # as BatchEncoding of transformers is
+        (Broken(), 0),
+        ([Broken()], 0),
+        (OddShape(), 0),
     ],
 )
 def test_samples_of_a_batch(batch: object, count: int) -> None:
@@ -187,6 +210,155 @@ def untimed() -> Iterator[None]:
     yield
     _BaseDataLoaderIter.__next__ = before  # type: ignore[method-assign]
     torch_data.DataLoader.__iter__ = begin  # type: ignore[method-assign]
+
+
+class Within(torch_data.IterableDataset[torch.Tensor]):
+    """A dataset that reads another loader."""
+
+    @override
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch_data.DataLoader(Numbers(), batch_size=None)
+
+
+@pytest.mark.usefixtures("untimed")
+def test_of_loaders_within_loaders_the_outermost_counts() -> None:
+    split = StepSplit()
+    time_loaders(split)
+    split.step_ended(0)
+    began = time.perf_counter()
+    assert sum(len(batch) for batch in torch_data.DataLoader(Within(), batch_size=16)) == 64
+    spent = time.perf_counter() - began
+    split.step_ended(1)
+    assert split.vitals()[names.LOADED_SAMPLES] == 64
+    assert split._data_s + split.totals.data_s <= spent
+
+
+@pytest.mark.usefixtures("untimed")
+@pytest.mark.parametrize("keeps_names", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_other_tools_put_around_loaders_stays(keeps_names: bool, is_first: bool) -> None:
+    split, calls = StepSplit(), []
+
+    def wrap() -> None:
+        inner: Any = _BaseDataLoaderIter.__next__
+
+        def theirs(self: object) -> object:
+            calls.append(self)
+            return inner(self)
+
+        made = functools.wraps(inner)(theirs) if keeps_names else theirs
+        _BaseDataLoaderIter.__next__ = made  # type: ignore[method-assign]
+
+    if is_first:
+        wrap()
+    time_loaders(split)
+    if not is_first:
+        wrap()
+    time_loaders(split)
+    split.step_ended(0)
+    assert len(list(torch_data.DataLoader(Numbers(), batch_size=16))) == 4
+    split.step_ended(1)
+    assert len(calls) == 5, "the end, too"
+    assert split.vitals()[names.LOADED_SAMPLES] == 64
+
+
+@pytest.mark.usefixtures("untimed")
+def test_no_batch_is_lost_to_what_cannot_be_counted() -> None:
+    split = StepSplit()
+    time_loaders(split)
+    batches = torch_data.DataLoader(Numbers(), batch_size=16, collate_fn=lambda _: Broken())
+    assert len(list(batches)) == 4
+
+
+class Device:
+    """A GPU's queue of work, emulated."""
+
+    def __init__(self, now: Time) -> None:
+        self.now, self.free_at = now, now.at
+
+    def run(self, seconds: float) -> None:
+        self.free_at = max(self.free_at, self.now.at) + seconds
+
+    def wait(self) -> None:
+        self.now.at = max(self.free_at, self.now.at)
+
+    def mark(self) -> Mark:
+        return Mark(self.now, max(self.free_at, self.now.at))
+
+
+class Mark:
+    """As torch.cuda.Event."""
+
+    def __init__(self, now: Time, at: float) -> None:
+        self._now, self.at = now, at
+
+    def query(self) -> bool:
+        return self.at <= self._now.at
+
+    def elapsed_time(self, end: Mark) -> float:
+        return (end.at - self.at) * 1e3
+
+
+@pytest.mark.parametrize(("accum", "every"), [(1, 1), (8, 1), (1, 10), (8, 10), (3, 50)])
+@pytest.mark.parametrize("is_fetched", [True, False])
+def test_on_a_device_waiting_for_data_is_told_with_accumulation_and_rare_reports(
+    accum: int, every: int, is_fetched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = Time()
+    device, split = Device(now), StepSplit(now)
+    monkeypatch.setattr(timing, "_device_event", device.mark)
+    meter = StepMeter(now, split=split)
+
+    def shares(data: float, compute: float) -> StepParts:
+        split.totals = StepParts()
+        for step in range(1, 8 * every + 1):
+            for _ in range(accum):
+                began = split.wait_begins()
+                now.at += data
+                split.data_waited(began, 1)
+                meter.forward_begins()
+                meter.forward_ended()
+                device.run(compute)
+                if is_fetched:
+                    device.wait()
+            device.wait()  # a step's end
+            if step % every == 0:
+                meter.step_ended()
+                split.step_ended(step)
+            if step == every:  # the first one begins the time
+                split.totals = StepParts()
+        whole = sum(split.totals)
+        return StepParts(*(part / whole for part in split.totals))
+
+    meter.step_ended()
+    split.step_ended(0)
+    found = shares(0.9, 0.1)
+    # Where no loss is fetched the device computes while the next batch is waited for.
+    beside = 0.0 if is_fetched else 0.1 * (accum - 1) / accum
+    assert found.data_s == pytest.approx(0.9, abs=0.02 + beside)
+    assert found.data_s + found.compute_s == pytest.approx(1.0)
+    assert shares(0.1, 0.9).data_s <= 0.11
+
+
+def test_a_checkpoint_is_no_work_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Time()
+    device, split = Device(now), StepSplit(now)
+    monkeypatch.setattr(timing, "_device_event", device.mark)
+    meter = StepMeter(now, split=split)
+    split.step_ended(0)
+    for step in range(1, 5):
+        began = split.wait_begins()
+        now.at += 3
+        split.data_waited(began, 1)
+        meter.forward_begins()
+        device.run(1)
+        device.wait()
+        split.section(CHECKPOINT)
+        now.at += 6
+        split.section("")
+        meter.step_ended()
+        split.step_ended(step)
+    assert split.totals == pytest.approx(StepParts(data_s=12, compute_s=4, checkpoint_s=24))
 
 
 @pytest.mark.usefixtures("untimed")

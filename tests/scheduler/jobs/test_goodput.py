@@ -1,4 +1,4 @@
-"""Goodput: what the hours of ranks were for."""
+"""Goodput: what the rank-hours were for."""
 
 from __future__ import annotations
 
@@ -78,12 +78,22 @@ def test_a_job_without_trouble_loses_its_start() -> None:
 def test_a_lost_node_costs_the_restart_and_the_steps_done_again() -> None:
     one, two = attempt(0, 0, 500, 1, 400, 400), attempt(1, 460, 1000, 301, 700, 900)
     record, first = job(one, two), {one.attempt: 1.0, two.attempt: 500.0}
-    found = goodput(record, [incident(one, IncidentKind.NODE_DEAD)], first, **ALWAYS)
+    found = goodput(record, [incident(one, IncidentKind.NODE_DEAD, 399, recovered_unix=500)], first, **ALWAYS)
     assert found.held_s == RANKS * (500 + 540), "a beat of the old one that came later counts"
     step_s = 400 / 399
     assert lost(found) == pytest.approx({"start": 1, "restart": 100 + 40, "repeated": 100 * step_s})
-    found = goodput(record, [incident(one, IncidentKind.RANKS_HUNG)], first, **ALWAYS)
+    found = goodput(record, [incident(one, IncidentKind.RANKS_HUNG, 400)], first, **ALWAYS)
     assert lost(found) == pytest.approx({"start": 1, "hang": 100, "restart": 40, "repeated": 100 * step_s})
+
+
+def test_an_incident_that_healed_ends_no_attempt() -> None:
+    one = attempt(0, 0, 1000, 1, 400, 900)
+    for kind in (IncidentKind.RANKS_HUNG, IncidentKind.NODE_SILENT):
+        healed = incident(one, kind, 200, recovered_unix=300)
+        assert lost(goodput(job(one), [healed], {one.attempt: 1.0}, **ALWAYS)) == {"start": 1}
+        again = incident(one, kind, 905)
+        found = lost(goodput(job(one), [healed, again], {one.attempt: 1.0}, **ALWAYS))
+        assert sum(found.values()) == 101, "what came after it, with the tail"
 
 
 def test_between_two_runs_of_slurms_nothing_is_held() -> None:

@@ -115,7 +115,10 @@ def test_where_data_binds_it_says_where_the_reads_came_from() -> None:
     said = binding({**parts(100, data=0.06, compute=0.03, rest=0.01), **reads})
     assert said.startswith("waiting for data 60 % of 100 ms a step, computing 30 %, the loop's own code 10 %")
     assert "90 % of its reads came from the source (2 MB/s)" in said
-    assert "deeplink warm" in said
+    assert "pack the dataset" in said
+    assert "`deeplink prefetch JOB`" in said
+    said = binding({**parts(100, data=0.06), names.PEER_SAMPLES: 5.0})
+    assert said.endswith("`deeplink prefetch JOB` brings its shards onto them"), "warm goes by the members alone"
     said = binding({**parts(100, data=0.06), names.LOCAL_SAMPLES: 5.0})
     assert "more DataLoader workers" in said
     assert "no sample was read through DeepLink" in binding(parts(100, data=0.06))
@@ -138,8 +141,20 @@ def test_where_others_bind_it_names_the_slowest_rank_and_its_node() -> None:
 def test_where_checkpoints_bind_it_says_the_seconds_of_each() -> None:
     more = {**parts(100, checkpoint=0.15, compute=0.05), names.CHECKPOINT_STEP: 90.0}
     assert "15 s for each of 1: save less often" in binding(more)
-    assert "faster devices" in binding(parts(100, compute=0.1, others=0.001))
     assert "logging" in binding(parts(100, compute=0.1, rest=0.2))
+
+
+def test_where_computing_binds_it_says_what_else_was_looked_at() -> None:
+    seen = parts(100, compute=0.1, data=0.001)
+    assert binding(seen).endswith("; no faster data would help: only less work, or faster devices")
+    assert "; no faster data or network would help" in binding(seen | parts(100, others=0.001))
+    alone = parts(100, compute=0.1)
+    assert binding(alone).endswith("waiting for data is not measured here"), "JAX, or a loader of its own"
+    assert "or network" not in binding(alone | parts(100, others=0.001))
+    elsewhere = {names.HOME_SAMPLES: 9.0, names.HOME_BYTES: 20e6}
+    assert binding({**alone, **elsewhere, names.WAITED_S: 0.5}).endswith("not measured here")
+    said = binding({**alone, **elsewhere, names.WAITED_S: 6.0})
+    assert "but reads waited 6 s for samples from elsewhere: 100 % of its reads came from the packed home" in said
 
 
 def beat(*rows: RankTimes) -> Beat:

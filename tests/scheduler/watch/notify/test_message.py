@@ -16,7 +16,7 @@ def test_one_incident_is_told_in_a_line() -> None:
     assert said.text == "node-dead on n1 job 17: open. slurmd is silent for 3.1 s (deeplink incident 12)"
     ended = message([IncidentNews(recovered(dead(17, number=12)))], "head")
     assert ended.text.startswith(
-        "node-dead on n1 job 17: recovered after 10.5 s by drain-down at 5.60 GPU-hours. "
+        "node-dead on n1 job 17: recovered after 10.5 s by drain-down at 5.60 rank-hours. "
     )
     assert said.id != ended.id
     assert said.id == message([news(17, number=12)], "head").id
