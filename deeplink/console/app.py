@@ -23,6 +23,7 @@ from deeplink.console.concerns import STANDING_S
 from deeplink.console.feed import PACKED_LEVEL, encode
 from deeplink.console.query import Query, QueryError, search, select_jobs
 from deeplink.console.request_guard import Access, Refusal, RequestGuard, answer
+from deeplink.console.roles import check_proxies
 from deeplink.console.snapshot import job_document, job_row
 from deeplink.console.timeline import NodeEvent
 from deeplink.core.errors import DeepLinkError
@@ -257,7 +258,9 @@ def build_app(
     background: Callable[[], contextlib.AbstractAsyncContextManager[None]] | None = None,
     actions: ConsoleActions | None = None,
 ) -> ASGIApp:
-    """Return the console as an ASGI application."""
+    """Return the console as an ASGI application; DeepLinkError where anybody could pass for its proxy."""
+    if actions is not None:
+        check_proxies(actions.roles.proxies, access.token)
     pages = _Pages(feed, _assets(), history)
 
     @contextlib.asynccontextmanager
