@@ -178,8 +178,7 @@ class OperatorActor:
 
     def work(self) -> bool:
         """Take every request as far as it goes now; return whether any is left."""
-        if not self._begun:
-            self._take_up()
+        self.take_up()
         for record in list(self._open.values()):
             try:
                 self._advance(record)
@@ -192,8 +191,10 @@ class OperatorActor:
                 self._end(record, FAILED, str(problem))
         return any(record.verb not in OF_DATASETS for record in self._open.values())
 
-    def _take_up(self) -> None:
-        """Go on with what a watchdog before this one had not ended."""
+    def take_up(self) -> None:
+        """Learn, once, whether we are paused, and what a watchdog before this one had not ended."""
+        if self._begun:
+            return
         with self._ended:
             before = {record.request: record for record in self.log.unfinished()}
             self._taken_up = before.keys() - self._open.keys()
