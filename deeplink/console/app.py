@@ -7,7 +7,7 @@ import contextlib
 import functools
 import gzip
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 METRICS_PORT = "9411"  # of node agents
 WORTH_PACKING = 1_000  # bytes
+MOST_COURSES = 2  # jobs whose course is made at once; more wait
 SLOW_S = 10.0  # a browser that takes nothing for so long is let go; it comes back by itself
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -62,8 +63,12 @@ def _takes_packed(request: Request) -> bool:
 
 
 def _json(request: Request, value: object, status: int = 200) -> Response:
-    body, head = encode(value), {"cache-control": "no-store", "vary": "accept-encoding"}
-    if len(body) >= WORTH_PACKING and _takes_packed(request):
+    return _response(encode(value), status, packs=_takes_packed(request))
+
+
+def _response(body: bytes, status: int = 200, *, packs: bool) -> Response:
+    head = {"cache-control": "no-store", "vary": "accept-encoding"}
+    if len(body) >= WORTH_PACKING and packs:
         body, head = gzip.compress(body, PACKED_LEVEL), {**head, "content-encoding": "gzip"}
     return Response(body, status, head, "application/json")
 
@@ -99,6 +104,7 @@ class _Pages:
     feed: Feed
     assets: dict[str, tuple[bytes, dict[str, str]]]
     history: JournalQueries
+    courses: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_COURSES))
 
     async def page(self, request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
@@ -151,10 +157,17 @@ class _Pages:
             for node in nodes
             if node["found_unix"]
         ]
-        made = None if job is None else await asyncio.to_thread(self.history.timeline, job, asked, found)
+        about, packs = self._about(), _takes_packed(request)
+
+        def answered() -> Response | None:
+            course = None if job is None else self.history.timeline(job, asked, found)
+            return course and _response(encode({**about, "timeline": course}), packs=packs)
+
+        async with self.courses:  # of a thousand ranks each takes a good part of a second
+            made = await asyncio.to_thread(answered)
         if made is None:
             return _refusal(request, 404, f"nothing is on record of job {wanted}", "api/v1/jobs lists the jobs.")
-        return _json(request, {**self._about(), "timeline": made})
+        return made
 
     def _about(self) -> dict[str, Any]:
         return {key: self.feed.latest.document[key] for key in ("seq", "unix", "sources")}

@@ -14,11 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deeplink.console import openapi
+from deeplink.console.actions import ConsoleActions
 from deeplink.console.collect import Collector, ConsoleSettings
 from deeplink.console.demo_sources import DemoDay
+from deeplink.console.roles import Roles
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import Beat, Incident, NodeRecord, Phase, ProgressPoint
+from deeplink.scheduler.watch.operator_client import OperatorClient
 from tests.waiting import LIMIT_S
 
 DOCUMENT = openapi.document()
@@ -64,6 +67,8 @@ def test_every_route_is_in_the_document(demo: Any) -> None:
     assert published == json.loads(json.dumps(DOCUMENT))
     app = demo.server.config.app._app._app  # behind the places and the guard
     routes = {route.path for route in app.routes}
+    acts = ConsoleActions(OperatorClient("127.0.0.1:1"), Roles(), Path("none"))  # a recorded day has no watchdog
+    routes |= {route.path for route in acts.routes()}
     assert routes - {"/", "/static/{name}"} == set(published["paths"])
 
 
