@@ -307,8 +307,9 @@ class OperatorActor:
         else:
             if self._closing:
                 return
-            words = (done.stderr if done.code else done.stdout).strip().splitlines()
-            outcome, result = FAILED if done.code else DONE, "; ".join(words[-3:]) or f"exited {done.code}"
+            words = done.stdout.strip().splitlines()[-3:]  # one node may have failed, and others not
+            words += done.stderr.strip().splitlines()[-3:] if done.code else []
+            outcome, result = FAILED if done.code else DONE, "; ".join(words) or f"exited {done.code}"
         self._end(record, outcome, result[:2_000])
         self.wake()
 
