@@ -19,7 +19,6 @@ from starlette.routing import Route
 
 from deeplink.console import openapi
 from deeplink.console.actions import POSTS
-from deeplink.console.concerns import STANDING_S
 from deeplink.console.feed import PACKED_LEVEL, encode
 from deeplink.console.query import Query, QueryError, search, select_jobs
 from deeplink.console.request_guard import Access, Refusal, RequestGuard, answer
@@ -187,14 +186,14 @@ class _Pages:
 
     @_asking
     async def targets(self, request: Request) -> Response:
-        """Tell Prometheus (http_sd) each node whose agent was heard within a day, at the port of its metrics."""
+        """Tell Prometheus (http_sd) each node whose standing agent was heard within a day, at that port."""
         port, document = request.query_params.get("port", METRICS_PORT), self.feed.latest.document
         if not (port.isascii() and port.isdigit() and len(port) < 6):  # noqa: PLR2004 - a port
             raise QueryError(f"port {port!r} is no port", remedy=f"Leave it out for {METRICS_PORT}.")
         known = [
             {"targets": [f"{node['name']}:{port}"], "labels": {"instance": node["name"], "leaf": node["switch"]}}
             for node in document["nodes"].values()
-            if node["live"] or document["unix"] - node["heard_unix"] < STANDING_S
+            if node["standing"]
         ]
         return Response(encode(known), 200, {"cache-control": "no-store"}, "application/json")
 

@@ -30,7 +30,7 @@ from deeplink.rpc.listeners import ListenError, PortBusyError
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import Incident, IncidentOutcome, NodeRecord
 from deeplink.scheduler.slurm.client import Slurm
-from tests.deeplink.console.conftest import RecordedSlurm, apply
+from tests.deeplink.console.conftest import RecordedSlurm, apply, digits_beat
 from tests.waiting import LIMIT_S, until
 
 
@@ -390,11 +390,14 @@ def test_prometheus_finds_the_agents_that_were_heard_within_a_day(
 ) -> None:
     gone = NodeRecord(name=NodeName("n9"), seen_unix=time.time() - 2 * 86_400)
     filled.record_node(gone)
+    for name in ("n0", "n6"):
+        filled.record_node(NodeRecord(name=NodeName(name), seen_unix=time.time()))
+    filled.record_beat(digits_beat(time.time() + 1, time.time() - 260), time.time())  # of the job there
     served = serve(collector)
     eventually(lambda: any(group["targets"] == ["n0:9411"] for group in served.json("/api/v1/targets")))
     found = served.json("/api/v1/targets?port=9000")
     assert {"targets": ["n0:9000"], "labels": {"instance": "n0", "leaf": "leaf0"}} in found
-    assert "n9:9000" not in {group["targets"][0] for group in found}
+    assert {group["targets"][0] for group in found} == {"n0:9000", "n6:9000"}, "no agent of a job has that port"
     assert served.get("/api/v1/targets?port=x")[0] == 400
 
 
