@@ -274,6 +274,19 @@ def test_so_many_a_minute_for_each_person(desk: Desk) -> None:
     assert desk.act("drain", "n3", person="bo").outcome == "done"
     desk.clock.now += 60.0
     assert desk.act("resume", "n3").outcome == "done"
+    assert set(desk.actor._asked) == {"ada"}, "who asked long ago is forgotten"
+
+
+def test_other_names_make_no_more_of_what_one_user_may_ask_for(desk: Desk) -> None:
+    def ask(number: int) -> None:
+        plan = desk.plan("drain", "n3")
+        desk.actor.submit(f"request-{number}", plan.request, plan.saw, f"p{number}", via="console", wait_s=0.0)
+        desk.actor.work()
+
+    for number in range(MOST_A_MINUTE):
+        ask(number)
+    with pytest.raises(TooManyOperationsError, match="console"):
+        ask(MOST_A_MINUTE)
 
 
 def test_a_reason_is_asked_for(desk: Desk) -> None:
