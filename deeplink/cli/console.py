@@ -112,7 +112,9 @@ def _collector(journal: Path | None, interval: float, *, slurm: bool, demo: bool
         return
     config = load_config()
     journal = journal or default_journal(config.state)
-    yield Collector(ConsoleSettings(journal=journal, interval_s=interval, slurm=slurm, catalog=config.catalog))
+    settings = ConsoleSettings(journal=journal, interval_s=interval, slurm=slurm, catalog=config.catalog)
+    with closing(Collector(settings)) as collector:
+        yield collector
 
 
 def _print_snapshot(collector: Collector) -> None:
@@ -120,10 +122,9 @@ def _print_snapshot(collector: Collector) -> None:
     from deeplink.console.journal_queries import JournalQueries
     from deeplink.console.snapshot import build, job_document
 
-    with closing(collector):
-        collector.refresh_slurm()
-        collector.refresh_datasets()
-        made = build(collector.readings())
+    collector.refresh_slurm()
+    collector.refresh_datasets()
+    made = build(collector.readings())
     document = made.document()
     document["jobs"] = {str(job.id): job_document(job) for job in made.jobs[:MOST_JOBS]}
     history = JournalQueries(collector.settings.journal)

@@ -160,7 +160,7 @@ class _Pages:
 
         def answered() -> Response | None:
             course = None if job is None else self.history.timeline(job, asked, found)
-            return course and _response(encode({**about, "timeline": course}), packs=packs)
+            return None if course is None else _response(encode({**about, "timeline": course}), packs=packs)
 
         async with self.courses:  # of a thousand ranks each takes a good part of a second
             made = await asyncio.to_thread(answered)

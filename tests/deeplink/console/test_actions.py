@@ -7,7 +7,7 @@ import http.client
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from deeplink.console.actions import LONGEST_BODY, ConsoleActions
+from deeplink.console.actions import LONGEST_BODY, MOST_AT_ONCE, ConsoleActions
 from deeplink.console.app import build_app
 from deeplink.console.collect import Collector
 from deeplink.console.journal_queries import JournalQueries
@@ -78,7 +78,7 @@ def test_a_proxys_word_is_refused_where_others_at_its_address_could_say_the_same
 
 def test_no_console_believes_a_proxy_without_a_token(collector: Collector, journal: Journal) -> None:
     actions = ConsoleActions(OperatorClient("127.0.0.1:1"), Roles(NETWORKS), journal.path)
-    with closing(collector), pytest.raises(DeepLinkError, match="--token-file"):
+    with pytest.raises(DeepLinkError, match="--token-file"):
         build_app(Console(collector).feed, Access(), JournalQueries(journal.path), actions=actions)
 
 
@@ -163,7 +163,13 @@ def act(collector: Collector, journal: Journal, tmp_path: Path) -> Iterator[Call
             watchdog = OperatorClient(address, token_file=file)
             actions = ConsoleActions(watchdog, Roles(parse_networks(proxies)), journal.path)
             history = JournalQueries(journal.path)
-            app = build_app(console.feed, Access(ASKED), history, background=console.collecting, actions=actions)
+            app = build_app(
+                console.feed,
+                Access(ASKED if proxies else ""),
+                history,
+                background=console.collecting,
+                actions=actions,
+            )
             server = Server(app, console.feed)
             thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
             thread.start()
@@ -246,3 +252,15 @@ def test_where_no_watchdog_runs_it_says_so_and_gives_the_command(act: Callable[.
     assert status == 503
     assert "no watchdog" in said["error"]
     assert said["commands"] == ["scontrol update nodename=n3 state=drain 'reason=operator ada: fan is loud'"]
+
+
+def test_those_who_ask_who_they_are_take_no_place_of_an_action() -> None:
+    actions = ConsoleActions(OperatorClient("127.0.0.1:1"), Roles(), Path("none"))
+
+    async def asked() -> str:
+        async with AsyncExitStack() as stack:
+            for _ in range(MOST_AT_ONCE):
+                await stack.enter_async_context(actions._roles)
+            return await actions._asked(lambda: "done", actions._places)
+
+    assert asyncio.run(asked()) == "done"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import http.client
@@ -23,7 +24,7 @@ from deeplink.console.collect import Collector, ConsoleSettings
 from deeplink.console.journal_queries import JournalQueries
 from deeplink.console.query import Query
 from deeplink.console.request_guard import Access
-from deeplink.console.serve import listen, parse_address, run
+from deeplink.console.serve import Console, listen, parse_address, run
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import NodeName
 from deeplink.rpc.listeners import ListenError, PortBusyError
@@ -491,3 +492,24 @@ def test_a_stream_behind_a_proxy_outlives_the_time_to_prove_oneself(
         until(lambda: len(served.server.server_state.connections) <= 1)
         assert events(answer)[1] == "snapshot"
         assert served.server.server_state.connections, "its time was over before that of the later one"
+
+
+def test_the_journal_is_closed_also_where_the_console_ends_by_an_error(
+    filled: Journal, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("deeplink.console.serve.measure", measure)
+    console = Console(collector)
+    assert collector._journal._journal is not None
+
+    async def run() -> None:
+        failed = asyncio.Event()
+        console.failed = failed.set
+        async with console.collecting():
+            await asyncio.wait_for(failed.wait(), LIMIT_S)
+            assert collector._journal._journal is None
+
+    asyncio.run(run())
+    assert isinstance(console.failure, ZeroDivisionError)

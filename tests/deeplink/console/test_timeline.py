@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deeplink.console import app
+from deeplink.console import feed
 from deeplink.console.collect import Collector
 from deeplink.console.timeline import MOST_RANK_ROWS, measurements
 from deeplink.core.types import Attempt
@@ -64,7 +64,6 @@ def test_a_course_is_written_and_packed_beside_the_loop_that_serves_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     in_loop: list[bool] = []
-    real = app.encode
 
     def encode(value: Any) -> bytes:
         if "timeline" in value:
@@ -74,9 +73,9 @@ def test_a_course_is_written_and_packed_beside_the_loop_that_serves_all(
                 in_loop.append(False)
             else:
                 in_loop.append(True)
-        return real(value)
+        return feed.encode(value)
 
-    monkeypatch.setattr(app, "encode", encode)
+    monkeypatch.setattr("deeplink.console.app.encode", encode)
     served = serve(collector)
     eventually(lambda: served.get("/api/v1/jobs/17/timeline")[0] == 200)
     headers = served.get("/api/v1/jobs/17/timeline", accept_encoding="gzip")[1]
