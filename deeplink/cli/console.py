@@ -42,7 +42,7 @@ Examples:
   deeplink console --json | jq .headline        how is it? once, for scripts
   ssh -L 8642:127.0.0.1:8642 HEADNODE           see it from your own machine
   deeplink console --bind 0.0.0.0:8642 --token-file /etc/deeplink/console.token
-  deeplink console --proxy 127.0.0.1 --allow-host console.site    behind a proxy that knows who is an operator
+  deeplink console --proxy 127.0.0.1 --token-file /etc/deeplink/console.token --allow-host console.site
 """
 )
 @grouped(
@@ -59,7 +59,8 @@ Examples:
     ),
     option(
         "--proxy ADDRESS",
-        "Believe this reverse proxy's X-Remote-User and X-Deeplink-Role: operator; may be repeated.",
+        "Believe this reverse proxy's X-Remote-User and X-Deeplink-Role: operator; it must send the token of "
+        "--token-file. May be repeated.",
         multiple=True,
     ),
     path_option(
@@ -111,7 +112,9 @@ def _collector(journal: Path | None, interval: float, *, slurm: bool, demo: bool
         return
     config = load_config()
     journal = journal or default_journal(config.state)
-    yield Collector(ConsoleSettings(journal=journal, interval_s=interval, slurm=slurm, catalog=config.catalog))
+    settings = ConsoleSettings(journal=journal, interval_s=interval, slurm=slurm, catalog=config.catalog)
+    with closing(Collector(settings)) as collector:
+        yield collector
 
 
 def _print_snapshot(collector: Collector) -> None:
@@ -119,10 +122,9 @@ def _print_snapshot(collector: Collector) -> None:
     from deeplink.console.journal_queries import JournalQueries
     from deeplink.console.snapshot import build, job_document
 
-    with closing(collector):
-        collector.refresh_slurm()
-        collector.refresh_datasets()
-        made = build(collector.readings())
+    collector.refresh_slurm()
+    collector.refresh_datasets()
+    made = build(collector.readings())
     document = made.document()
     document["jobs"] = {str(job.id): job_document(job) for job in made.jobs[:MOST_JOBS]}
     history = JournalQueries(collector.settings.journal)
@@ -136,7 +138,7 @@ def _serve(collector: Collector, page: PageOptions, *, acts: bool) -> None:
     try:
         from deeplink.console.actions import ConsoleActions
         from deeplink.console.request_guard import Access
-        from deeplink.console.roles import Roles, parse_networks
+        from deeplink.console.roles import Roles, check_proxies, parse_networks
         from deeplink.console.serve import run
         from deeplink.scheduler.watch.operator_client import DEFAULT_WATCH, OperatorClient
     except ModuleNotFoundError as missing:
@@ -153,6 +155,7 @@ def _serve(collector: Collector, page: PageOptions, *, acts: bool) -> None:
     config = load_config()
     hosts = frozenset(name.lower() for name in page.allow_host)
     access = Access(read_token(page.token_file) if page.token_file else "", hosts)
+    check_proxies(page.proxy, access.token)
     actions = None
     if acts:
         watchdog = OperatorClient(config.watch or DEFAULT_WATCH, token_file=page.operator_token_file)

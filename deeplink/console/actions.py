@@ -76,6 +76,7 @@ class ConsoleActions:
     journal: Path
     hosts: frozenset[str] = frozenset()  # names that this console is also called by
     _places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_AT_ONCE))
+    _roles: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_AT_ONCE))  # of `role` alone
 
     def routes(self) -> list[Route]:
         """Return where they are."""
@@ -92,7 +93,7 @@ class ConsoleActions:
         said: dict[str, Any] = {"role": ConsoleRole.VIEWER, "name": "", "why": claim.why, "watchdog": ""}
         if claim.role is ConsoleRole.OPERATOR:
             try:
-                found = await self._asked(self._client(claim).role)
+                found = await self._asked(self._client(claim).role, self._roles)
             except OperatorCallError as problem:
                 away = str(problem) if problem.is_away else ""
                 said |= {"why": "" if away else str(problem), "watchdog": away}
@@ -136,7 +137,7 @@ class ConsoleActions:
         try:
             claim = self._operator(request)
             asked = _read(await _body(request), claim)
-            return _answer(await self._asked(lambda: ask(self._client(claim), asked)))
+            return _answer(await self._asked(lambda: ask(self._client(claim), asked), self._places))
         except _RefusedError as problem:
             return _answer({"error": str(problem), "remedy": problem.remedy, **problem.more}, problem.status)
         except OperatorCallError as problem:
@@ -164,10 +165,11 @@ class ConsoleActions:
     def _client(self, claim: RoleClaim) -> OperatorClient:
         return replace(self.watchdog, token=claim.token) if claim.token else self.watchdog
 
-    async def _asked(self, ask: Callable[[], T]) -> T:
-        if self._places.locked():
+    @staticmethod
+    async def _asked(ask: Callable[[], T], places: asyncio.Semaphore) -> T:
+        if places.locked():
             raise _RefusedError(429, "too many requests at once", "Try again.")
-        async with self._places:
+        async with places:
             return await asyncio.to_thread(ask)
 
     @staticmethod

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import gzip
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -19,10 +19,10 @@ from starlette.routing import Route
 
 from deeplink.console import openapi
 from deeplink.console.actions import POSTS
-from deeplink.console.concerns import STANDING_S
 from deeplink.console.feed import PACKED_LEVEL, encode
 from deeplink.console.query import Query, QueryError, search, select_jobs
 from deeplink.console.request_guard import Access, Refusal, RequestGuard, answer
+from deeplink.console.roles import check_proxies
 from deeplink.console.snapshot import job_document, job_row
 from deeplink.console.timeline import NodeEvent
 from deeplink.core.errors import DeepLinkError
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 METRICS_PORT = "9411"  # of node agents
 WORTH_PACKING = 1_000  # bytes
+MOST_COURSES = 2  # jobs whose course is made at once; more wait
 SLOW_S = 10.0  # a browser that takes nothing for so long is let go; it comes back by itself
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -61,8 +62,12 @@ def _takes_packed(request: Request) -> bool:
 
 
 def _json(request: Request, value: object, status: int = 200) -> Response:
-    body, head = encode(value), {"cache-control": "no-store", "vary": "accept-encoding"}
-    if len(body) >= WORTH_PACKING and _takes_packed(request):
+    return _response(encode(value), status, packs=_takes_packed(request))
+
+
+def _response(body: bytes, status: int = 200, *, packs: bool) -> Response:
+    head = {"cache-control": "no-store", "vary": "accept-encoding"}
+    if len(body) >= WORTH_PACKING and packs:
         body, head = gzip.compress(body, PACKED_LEVEL), {**head, "content-encoding": "gzip"}
     return Response(body, status, head, "application/json")
 
@@ -98,6 +103,7 @@ class _Pages:
     feed: Feed
     assets: dict[str, tuple[bytes, dict[str, str]]]
     history: JournalQueries
+    courses: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_COURSES))
 
     async def page(self, request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
@@ -150,10 +156,17 @@ class _Pages:
             for node in nodes
             if node["found_unix"]
         ]
-        made = None if job is None else await asyncio.to_thread(self.history.timeline, job, asked, found)
+        about, packs = self._about(), _takes_packed(request)
+
+        def answered() -> Response | None:
+            course = None if job is None else self.history.timeline(job, asked, found)
+            return None if course is None else _response(encode({**about, "timeline": course}), packs=packs)
+
+        async with self.courses:  # of a thousand ranks each takes a good part of a second
+            made = await asyncio.to_thread(answered)
         if made is None:
             return _refusal(request, 404, f"nothing is on record of job {wanted}", "api/v1/jobs lists the jobs.")
-        return _json(request, {**self._about(), "timeline": made})
+        return made
 
     def _about(self) -> dict[str, Any]:
         return {key: self.feed.latest.document[key] for key in ("seq", "unix", "sources")}
@@ -173,14 +186,14 @@ class _Pages:
 
     @_asking
     async def targets(self, request: Request) -> Response:
-        """Tell Prometheus (http_sd) each node whose agent was heard within a day, at the port of its metrics."""
+        """Tell Prometheus (http_sd) each node whose standing agent was heard within a day, at that port."""
         port, document = request.query_params.get("port", METRICS_PORT), self.feed.latest.document
         if not (port.isascii() and port.isdigit() and len(port) < 6):  # noqa: PLR2004 - a port
             raise QueryError(f"port {port!r} is no port", remedy=f"Leave it out for {METRICS_PORT}.")
         known = [
             {"targets": [f"{node['name']}:{port}"], "labels": {"instance": node["name"], "leaf": node["switch"]}}
             for node in document["nodes"].values()
-            if node["live"] or document["unix"] - node["heard_unix"] < STANDING_S
+            if node["standing"]
         ]
         return Response(encode(known), 200, {"cache-control": "no-store"}, "application/json")
 
@@ -257,7 +270,9 @@ def build_app(
     background: Callable[[], contextlib.AbstractAsyncContextManager[None]] | None = None,
     actions: ConsoleActions | None = None,
 ) -> ASGIApp:
-    """Return the console as an ASGI application."""
+    """Return the console as an ASGI application; DeepLinkError where anybody could pass for its proxy."""
+    if actions is not None:
+        check_proxies(actions.roles.proxies, access.token)
     pages = _Pages(feed, _assets(), history)
 
     @contextlib.asynccontextmanager

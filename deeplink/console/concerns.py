@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from deeplink.console.jobs import Mood
-from deeplink.console.nodes import ShownHealth
+from deeplink.console.nodes import STANDING_S, ShownHealth
 from deeplink.console.sources import SourceState
 from deeplink.core.text import counted
 from deeplink.scheduler.jobs.picture import in_words
@@ -36,7 +36,6 @@ MOST_REASONS = 3
 LONGEST_NAMES = 60  # characters of folded names; more than that is counted
 HEARD_S = 3 * KEEP_S  # so long after the last report on record, the watchdog hears no sender
 LEMON_TIMES, LEMON_S = 3, 7 * 86_400.0  # failures of one node within so long are no chance
-STANDING_S = 86_400.0  # a standing agent that was last heard longer ago was removed
 
 
 class ConcernKind(Enum):
@@ -358,7 +357,7 @@ _NO_FAILURE = BLAMELESS | {IncidentKind.NODE_BACK, IncidentKind.REQUEUE_HELD}
 def _unheard(readings: Readings) -> Iterator[Concern]:
     """Say that the watchdog hears no caller, though one should call: a standing agent of late, a job on record."""
     journal = readings.journal
-    standing = any(not node.job and readings.unix - node.seen_unix <= STANDING_S for node in journal.nodes)
+    standing = any(readings.unix - node.attended_unix <= STANDING_S for node in journal.nodes)
     running = {int(row.id) for row in readings.slurm.jobs if row.state is JobState.RUNNING}
     runs = any(job.job in running and not job.newest.phase.ended for job in journal.jobs)
     is_read = any(each.name == "journal" and each.state is SourceState.OK for each in readings.sources)

@@ -103,9 +103,9 @@ def measure(snapshot: ConsoleSnapshot, readings: Readings) -> None:
     incidents = Counter(each.outcome for each in snapshot.incidents)
     for outcome in IncidentOutcome:
         metrics.CONSOLE_INCIDENTS.labels(outcome.value).set(incidents[outcome])
-    metrics.CONSOLE_JOBS.clear()
-    for word, count in Counter(job.word for job in snapshot.jobs).items():
-        metrics.CONSOLE_JOBS.labels(word).set(count)
     told = [job for job in snapshot.jobs if _has_series(job)]
     metrics.CONSOLE_JOBS_LEFT_OUT.set(max(0, len(told) - MOST_SERIES))
-    _jobs.newest = tuple(sample for job in told[:MOST_SERIES] for sample in samples(job, readings))
+    states = Counter(job.word for job in snapshot.jobs)
+    counted: list[Sample] = [(metrics.CONSOLE_JOBS, (word,), count) for word, count in states.items()]
+    # In one step: a scrape in between sees the series of the look before, or of this one.
+    _jobs.newest = (*counted, *(sample for job in told[:MOST_SERIES] for sample in samples(job, readings)))

@@ -24,6 +24,7 @@ SILENT_S = 5.0
 """A node of a running job whose agent has been silent for so long, by its launcher, is shown as not answering."""
 LIVE_S = 15.0
 """An agent that was heard so lately is live. That a thousand agents are heard once more is no news for a page."""
+STANDING_S = 86_400.0  # a standing agent that was last heard longer ago was removed
 ROOM_STEP = 64 << 20  # free room is told in such steps: a disk in use changes by less all the time
 OUTSIDE = "?"  # key of what stands for the switch of nodes that no switch is known for
 
@@ -76,6 +77,7 @@ class NodeView:
     verified_bytes: int | None
     free_bytes: int | None
     live: bool  # whether its agent was heard within `LIVE_S`
+    standing: bool  # whether its standing agent, which outlives jobs, was heard within `STANDING_S`
     heard_unix: float  # when it was last heard, where it is not live; 0: never
     findings: tuple[str, ...]  # of its own checks, as it last reported
     found_unix: float  # since when there is one of them; 0: not known
@@ -142,7 +144,8 @@ def node_views(
         switch = leaf if leaf in known else OUTSIDE
         agent = agents.get(name)
         live = agent is not None and readings.unix - agent.seen_unix <= LIVE_S
-        parts = (order, name, switch, rows.get(name), agent, seats.get(name), live)
+        standing = agent is not None and readings.unix - agent.attended_unix <= STANDING_S
+        parts = (order, name, switch, rows.get(name), agent, seats.get(name), live, standing)
         views.append(memo.of("node", name, parts, _view))
     return tuple(views)
 
@@ -155,6 +158,7 @@ def _view(  # noqa: PLR0917 - each source of facts
     agent: NodeRecord | None,
     seat: NodeRole | None,
     live: bool,  # noqa: FBT001 - a part
+    standing: bool,  # noqa: FBT001 - a part
 ) -> NodeView:
     health, reason = _health(row, agent, seat)
     found = [one for one in agent.health if one.severity is not Severity.UNKNOWN] if agent else []
@@ -174,6 +178,7 @@ def _view(  # noqa: PLR0917 - each source of facts
         verified_bytes=agent.verified_bytes if agent else None,
         free_bytes=agent.free_bytes // ROOM_STEP * ROOM_STEP if agent else None,
         live=live,
+        standing=standing,
         heard_unix=round(agent.seen_unix, 1) if agent and not live else 0.0,
         findings=tuple(in_short(one) for one in found),
         found_unix=min((one.since_unix for one in found), default=0.0),

@@ -59,7 +59,10 @@ class Access:
             )
         if method not in {"GET", "HEAD"}:
             return Refusal(
-                405, "the console only shows; it changes nothing", "Use GET.", ((b"allow", b"GET, HEAD"),)
+                405,
+                "that is only shown, and not changed",
+                "Use GET; operators POST to api/v1/actions.",
+                ((b"allow", b"GET, HEAD"),),
             )
         if self.token and not self._carried(headers.get("authorization", "")):
             challenge = b'Basic realm="deeplink console: any name, the token as password", charset="UTF-8"'

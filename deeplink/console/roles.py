@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from deeplink.core.errors import DeepLinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from starlette.datastructures import Headers
 
@@ -49,6 +49,18 @@ def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
                 f"--proxy {text}: {problem}", remedy="10.0.0.7, or 10.0.0.0/28.", exit_code=2
             ) from None
     return tuple(found)
+
+
+def check_proxies(proxies: Sequence[object], token: str) -> None:
+    """Refuse a console that believes a proxy's word, and could not tell the proxy from others at its address."""
+    if proxies and not token:
+        raise DeepLinkError(
+            "--proxy without --token-file: whoever can reach the console from that address could call himself "
+            "an operator, on 127.0.0.1 every user of this machine",
+            remedy="Give --token-file FILE (0600), and have the proxy send its token with every request: "
+            "Authorization: Bearer TOKEN.",
+            exit_code=2,
+        )
 
 
 def _once(headers: Headers, name: str) -> str:

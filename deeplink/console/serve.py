@@ -283,16 +283,18 @@ class Console:
             self._stop.wait(CATALOG_PERIOD_S)
 
     def _build(self, loop: asyncio.AbstractEventLoop) -> None:
-        while not self._stop.is_set():
-            self._news.clear()
-            readings = self._collector.readings()
-            made = build(readings, self._memo)
-            measure(made, readings)
-            loop.call_soon_threadsafe(self._publish, made, made.document(self._memo))
-            # Slurm's answer is the time to look; the clock is where that takes long, or where it is not asked.
-            slurm = self._collector.settings.slurm
-            self._news.wait(self._collector.settings.interval_s * (1.5 if slurm else 1.0))
-        self._collector.close()
+        try:
+            while not self._stop.is_set():
+                self._news.clear()
+                readings = self._collector.readings()
+                made = build(readings, self._memo)
+                measure(made, readings)
+                loop.call_soon_threadsafe(self._publish, made, made.document(self._memo))
+                # Slurm's answer is the time to look; the clock is where that takes long, or where it is not asked.
+                slurm = self._collector.settings.slurm
+                self._news.wait(self._collector.settings.interval_s * (1.5 if slurm else 1.0))
+        finally:
+            self._collector.close()
 
     def _publish(self, made: ConsoleSnapshot, document: Document) -> None:
         try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST_METRICS = 6
 MOST_EVENTS = 200
-MOST_RANK_ROWS = 160  # rows of a heat map of one attempt
+MOST_RANK_ROWS = 160  # rows of a heat map, of all attempts together
 _OURS = frozenset({"samples", "samples_per_s", "total_steps"})
 
 
@@ -79,7 +79,8 @@ def measurements(
 ) -> dict[str, Any]:
     """Return where the steps' time went up to a moment (0: to the end), as `scheduler.jobs.measured` has it.
 
-    Of the heat map as many rows as a screen has room for: of several each rank's slowest, and its own time alone.
+    Of the heat map as many rows as a screen has room for, the attempts' alike: of several each rank's slowest, and
+    its own time alone. Seconds have four significant digits.
     """
     until = until or math.inf
     newest = record.newest
@@ -89,25 +90,31 @@ def measurements(
         nodes = {str(name): range(place * each, (place + 1) * each) for place, name in enumerate(newest.nodes)}
     within = [point for point in points if point.unix <= until]
     made = measured(within, [row for row in rank_times if row.unix <= until], nodes=nodes)
-    document = made.document()
-    rows = []
-    for _, group in groupby(made.ranks, lambda row: (row.attempt, row.ranks_each, len(row.own_s))):
-        run = list(group)
-        stretch = -(-len(run) // MOST_RANK_ROWS)
-        rows += [_joined(run[start : start + stretch], record) for start in range(0, len(run), stretch)]
+    document = dataclasses.replace(made, ranks=()).document()
     for row in document["rows"]:
+        row.update({key: short(value) for key, value in row.items() if key != "t" and isinstance(value, float)})
         row["attempt"] = _called(record, row["attempt"])
+    runs = [list(run) for _, run in groupby(made.ranks, lambda row: (row.attempt, row.ranks_each, len(row.own_s)))]
+    runs = runs[-MOST_RANK_ROWS:]
+    total, room = sum(map(len, runs)), max(1, MOST_RANK_ROWS - len(runs))  # each may have a row that is not full
+    stretch = 1 if total <= MOST_RANK_ROWS else -(-total // room)
+    rows = [_joined(run[at : at + stretch], record) for run in runs for at in range(0, len(run), stretch)]
     return {**document, "ranks": rows}
+
+
+def short(value: float) -> float | None:
+    """Return a measured number as it is shown; None where it is no number, or infinite."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def _joined(run: Sequence[RankTimes], record: JobRecord) -> dict[str, Any]:
     slowest = [max(values) for values in zip(*(row.own_s for row in run), strict=True)]
     return {
-        "t": run[-1].unix,
-        "span_s": run[-1].unix - run[0].unix + run[0].span_s,
+        "t": round(run[-1].unix, 2),
+        "span_s": short(run[-1].unix - run[0].unix + run[0].span_s),
         "attempt": _called(record, str(run[-1].attempt)),
         "ranks_each": run[-1].ranks_each,
-        "own_s": [finite(own) or None for own in slowest],
+        "own_s": [short(own) or None for own in slowest],
     }
 
 

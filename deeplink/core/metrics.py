@@ -148,7 +148,9 @@ CONSOLE_NODES = CONSOLE.gauge("deeplink_console_nodes", "Nodes by health, as the
 CONSOLE_INCIDENTS = CONSOLE.gauge("deeplink_console_incidents", "Incidents on the page, by outcome.", "outcome")
 
 
-CONSOLE_JOBS = CONSOLE.gauge("deeplink_console_jobs", "Jobs by state, as the console shows them.", "state")
+CONSOLE_JOBS = CONSOLE.row(
+    "deeplink_console_jobs", "gauge", "Jobs by state, as the console shows them.", ("state",)
+)
 CONSOLE_JOBS_LEFT_OUT = CONSOLE.gauge(
     "deeplink_console_jobs_left_out", "Running or held jobs too many to have series of their own."
 )

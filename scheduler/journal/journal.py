@@ -156,7 +156,7 @@ class Journal:
     def record_node(self, node: NodeRecord) -> None:
         """Keep what a node's standing agent said."""
         with self._transaction() as db:
-            db.execute(schema.PUT_NODE, to_row(node))
+            db.execute(schema.PUT_NODE, {**to_row(node), "attended_unix": node.seen_unix})
 
     def record_incident(self, incident: Incident, below: Collection[NodeName] = ()) -> Incident:
         """Keep an incident, or add to what is known of it; return what is now on record, with its number."""

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 APPLICATION_ID = 0x444C4A31  # "DLJ1", in the file's head: tells a journal from any other SQLite file
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 _OF_INCIDENTS = """
 CREATE TABLE stacks (
@@ -130,7 +130,8 @@ CREATE TABLE nodes (
   job INTEGER NOT NULL,
   verified_bytes INTEGER,
   health TEXT NOT NULL DEFAULT '[]',
-  boot_id TEXT NOT NULL DEFAULT ''
+  boot_id TEXT NOT NULL DEFAULT '',
+  attended_unix REAL NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE TABLE incidents (
   number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -190,6 +191,7 @@ ALTER TABLE jobs ADD COLUMN label TEXT NOT NULL DEFAULT '';
 ALTER TABLE incidents ADD COLUMN job_label TEXT NOT NULL DEFAULT '';
 """,
     5: _OPERATIONS,
+    6: "ALTER TABLE nodes ADD COLUMN attended_unix REAL NOT NULL DEFAULT 0",
 }
 """Schema version -> the statements that lead from it to the next one."""
 
@@ -251,8 +253,9 @@ UPDATE attempts SET ended_unix = :unix
 WHERE job = :job AND ended_unix = 0 AND (restart, relaunch) <
   (SELECT restart, relaunch FROM attempts WHERE job = :job ORDER BY restart DESC, relaunch DESC LIMIT 1)
 """
-PUT_NODE = f"""{_insert("nodes", f"name topology_address boot_id {_NODE}")}
+PUT_NODE = f"""{_insert("nodes", f"name topology_address boot_id attended_unix {_NODE}")}
 ON CONFLICT (name) DO UPDATE SET {_set(_NODE, "excluded.{0}")},
+  attended_unix = max(attended_unix, excluded.attended_unix),
   {_set("topology_address boot_id", "CASE excluded.{0} WHEN '' THEN {0} ELSE excluded.{0} END")}
 WHERE excluded.seen_unix >= seen_unix OR excluded.job = job
 """

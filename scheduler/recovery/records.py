@@ -329,6 +329,7 @@ class NodeRecord:
     job: int = 0  # the job whose launcher told us; 0: the node's standing agent did
     health: tuple[Finding, ...] = ()  # what its own checks found wrong when we last heard of it
     boot_id: str = ""  # of its kernel: another one after a reboot; empty where unknown
+    attended_unix: float = 0.0  # when its standing agent was last heard, as is on record; 0: never
 
     @property
     def leaf(self) -> str:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 WAIT_S = 10.0  # how long a caller waits for the end of what he asked for
 MOST_OPEN = 32  # requests under way at once
-MOST_A_MINUTE = 30  # that one person may ask for
+MOST_A_MINUTE = 30  # that one user, or one console for all, may ask for
 SETTLE_S = 15.0  # a command that shows no effect for so long has none
 LONGEST_S = 120.0  # a request that Slurm does not answer to is given up after so long
 LONGEST_REQUEUE_S = 660.0  # the actor's own bound on a restart, and a little
@@ -129,7 +129,7 @@ class OperatorActor:
         if known is None:
             if not request.why:
                 raise OperationError("why? The reason is written down with what is done")
-            self._count(person)
+            self._count(via or person)  # who is proved: a name can be made up
             plan = self.planner.plan(request, person)
             known = self._begin(name, plan, saw, person, via)
         elif (known.verb, known.nodes, known.person) != (request.verb, request.nodes, person) or (
@@ -142,9 +142,13 @@ class OperatorActor:
 
     def _count(self, person: str) -> None:
         with self._ended:
-            now, asked = self.clock.monotonic(), self._asked[person]
-            while asked and now - asked[0] >= 60.0:  # noqa: PLR2004 - a minute
-                asked.popleft()
+            now = self.clock.monotonic()
+            for name, when in list(self._asked.items()):
+                while when and now - when[0] >= 60.0:  # noqa: PLR2004 - a minute
+                    when.popleft()
+                if not when:
+                    del self._asked[name]
+            asked = self._asked[person]
             if len(asked) >= MOST_A_MINUTE:
                 raise TooManyOperationsError(f"{person} has asked for {MOST_A_MINUTE} actions in a minute")
             asked.append(now)
@@ -178,8 +182,7 @@ class OperatorActor:
 
     def work(self) -> bool:
         """Take every request as far as it goes now; return whether any is left."""
-        if not self._begun:
-            self._take_up()
+        self.take_up()
         for record in list(self._open.values()):
             try:
                 self._advance(record)
@@ -192,8 +195,10 @@ class OperatorActor:
                 self._end(record, FAILED, str(problem))
         return any(record.verb not in OF_DATASETS for record in self._open.values())
 
-    def _take_up(self) -> None:
-        """Go on with what a watchdog before this one had not ended."""
+    def take_up(self) -> None:
+        """Learn, once, whether we are paused, and what a watchdog before this one had not ended."""
+        if self._begun:
+            return
         with self._ended:
             before = {record.request: record for record in self.log.unfinished()}
             self._taken_up = before.keys() - self._open.keys()
@@ -306,8 +311,9 @@ class OperatorActor:
         else:
             if self._closing:
                 return
-            words = (done.stderr if done.code else done.stdout).strip().splitlines()
-            outcome, result = FAILED if done.code else DONE, "; ".join(words[-3:]) or f"exited {done.code}"
+            words = done.stdout.strip().splitlines()[-3:]  # one node may have failed, and others not
+            words += done.stderr.strip().splitlines()[-3:] if done.code else []
+            outcome, result = FAILED if done.code else DONE, "; ".join(words) or f"exited {done.code}"
         self._end(record, outcome, result[:2_000])
         self.wake()
 

@@ -215,10 +215,14 @@ class OperatorPlanner:
         except ValueError:
             said = []
         plan = OperatorPlan(request=request, saw=seen({"state": "unknown"}), commands=(argv,))
-        if done.code or not said:
+        evicts = request.verb is OperatorVerb.EVICT
+        if not said or (done.code and not evicts):
             problem = done.stderr.strip() or f"{shlex.join(argv)} exited {done.code}"
             return replace(plan, refused=problem.removeprefix("deeplink: "), remedy="Is it the name of a dataset?")
-        facts, remarks = _evicted(said[0]) if request.verb is OperatorVerb.EVICT else _warmed(said)
+        # That one member does not answer hinders no other: it is a remark.
+        facts, remarks = _evicted(said[0]) if evicts else _warmed(said)
+        if evicts and not said[0]["nodes"]:
+            return replace(plan, refused="; ".join(remarks) or "no node answered", remedy="No node answered.")
         return replace(plan, saw=seen(facts), remarks=remarks)
 
     # What only the journal knows.

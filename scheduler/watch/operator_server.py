@@ -78,7 +78,7 @@ class OperationsServicer(watch_pb2_grpc.OperationsServicer):
     def _persons(self, request: watch_pb2.OperationRequest, context: grpc.ServicerContext) -> tuple[str, str]:
         """Return who asks, and whose token it is where that is another."""
         with aborting(context):
-            user = self._authorizer.operator(token_in(context))
+            user = self._authorizer.operator(token_in(context), request.person)
         if request.person in {"", user}:
             return user, ""
         with self._answering(context):

@@ -156,12 +156,16 @@ class Authorizer:
         """Check that this is the token of a standing agent of this node."""
         self._check_agent(self._caller(token), node)
 
-    def operator(self, token: str) -> str:
-        """Return the name of the operator whose token this is."""
+    def operator(self, token: str, person: str = "") -> str:
+        """Return the name of the operator whose token this is; the watchdog's own user alone asks for another."""
         caller = self._caller(token)
         if not caller.operator:
             raise _denied(f"the token of {_name_of(caller.uid)} is no operator's")
-        return _name_of(caller.uid)
+        name = _name_of(caller.uid)
+        if person not in {"", name} and caller.uid not in {0, os.getuid()}:
+            problem = f"{name} asks in the name of another: for that a console needs the credential of the "
+            raise _denied(f"{problem}watchdog's own user, {_name_of(os.getuid())}")
+        return name
 
     def is_valid(self, token: str) -> bool:
         """Return whether a token was made here, and has not ended."""

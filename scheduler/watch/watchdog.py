@@ -95,6 +95,11 @@ class Daemon:
         """Whether an action is under way, or something is suspicious."""
         return self._busy or self.observer.tense
 
+    @property
+    def _paused(self) -> bool:
+        """Whether an operator wants nothing of our own begun."""
+        return self.operators is not None and bool(self.operators.paused)
+
     def tick(self) -> float:
         """Go round once; return how long to wait before the next."""
         # Where the journal cannot be written nothing is done: no action begins that is not on record. That is said
@@ -155,6 +160,8 @@ class Daemon:
             self.observer.forgive()
             if self.actor:
                 self.actor.forgive()
+        if self.operators:
+            self.operators.take_up()  # before the first look: it may have been paused before it was started again
         if self._busy:
             self._work()  # first: a look may take half a second
         if not self._busy or began - self._looked >= self.interval_s:
@@ -176,7 +183,7 @@ class Daemon:
         if self.actor and not self.observer.cluster.problem:
             self._busy = self.actor.work()
         if self.bindings:
-            (self.bindings.unable if self.observer.cluster.problem else self.bindings.look)()
+            (self.bindings.unable if self.observer.cluster.problem or self._paused else self.bindings.look)()
 
     def _look(self, now: float) -> None:
         self._looked = now
@@ -212,7 +219,7 @@ class Daemon:
             if node:  # of several that were lost at once the incident names the first
                 self._returned_nodes.lose(replace(incident, node=node.name), node.boot_id)
         acts = verdict.remedy is not Remedy.NOTHING
-        paused = self.operators is not None and bool(self.operators.paused)
+        paused = self._paused
         begun = self.actor is not None and acts and not paused and self.actor.begin(verdict, incident)
         self._busy = self._busy or begun
         if self._tracker.is_new(verdict) or begun:

@@ -20,7 +20,7 @@ async function ask(path, body) {
   try {
     const post = { method: "POST", headers: { ...headers, "content-type": "application/json" }, body: JSON.stringify(body) };
     const answer = await fetch(`api/v1/${path}`, { ...(body ? post : { headers }), signal: AbortSignal.timeout(80_000) });
-    return { ok: answer.ok, ...(await answer.json()) };
+    return { ok: answer.ok, status: answer.status, ...(await answer.json()) };
   } catch {
     return { ok: false, error: "The console does not answer.", remedy: "" };
   }
@@ -200,7 +200,8 @@ export class Actions {
   async act(words, out) {
     out.replaceChildren(el("p", "", "The watchdog does it …"));
     let found = await ask("actions", words);
-    while (found.ok && !found.outcome && this.question.box.open) {
+    const begun = found.ok;
+    while ((found.ok ? !found.outcome : begun && found.status === 429) && this.question.box.open) {
       await new Promise((wake) => setTimeout(wake, 2_000));
       found = await ask("actions", words);
     }

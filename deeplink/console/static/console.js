@@ -118,6 +118,7 @@ function draw() {
   put(document.body, "data-live", stream.lostAt ? "no" : "yes");
   if (!state) return;
   $("demo").hidden = !state.demo;
+  put(document.body, "data-demo", state.demo ? "yes" : null);
   drawHeadline(state);
   drawSources(state, at);
   drawAges(state, at);

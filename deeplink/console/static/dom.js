@@ -174,8 +174,9 @@ export function command() {
 }
 
 export function fillCommand(made, text) {
-  say(made.children[0], text);
-  put(made.children[1], "aria-label", `Copy: ${text}`);
+  const shown = text && document.body.dataset.demo !== undefined ? `# demo: ${text}` : text; // pasted, a shell passes it over
+  say(made.children[0], shown);
+  put(made.children[1], "aria-label", `Copy: ${shown}`);
   made.hidden = !text;
 }
 

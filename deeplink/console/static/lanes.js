@@ -254,7 +254,8 @@ export function csvOf(course, from, to) {
   }
   for (const [t, step] of course.checkpoints) at(t).checkpoint_step = step;
   const columns = ["step", ...names, "steps", "span_s", ...PARTS.map((part) => `${part}_s`), ...PLACES.map((place) => `${place}_samples`), "checkpoint_step"];
-  const quoted = (text) => (/[",\n]/.test(text) ? `"${String(text).replaceAll('"', '""')}"` : text);
+  const plain = (text) => (/^[=+@\t\r-]/.test(text) ? `'${text}` : text); // a table would take a name for a formula
+  const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
   const lines = [...rows].filter(([t]) => t >= from && t <= to).sort(([a], [b]) => a - b);
-  return [["unix", "time", ...columns].map(quoted), ...lines.map(([t, row]) => [t, moment(t), ...columns.map((name) => row[name] ?? "")])].map((line) => line.join(",")).join("\n");
+  return [["unix", "time", ...columns].map(plain).map(quoted), ...lines.map(([t, row]) => [t, moment(t), ...columns.map((name) => row[name] ?? "")])].map((line) => line.join(",")).join("\n");
 }

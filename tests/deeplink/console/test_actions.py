@@ -7,6 +7,7 @@ import http.client
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from deeplink.console.actions import LONGEST_BODY, ConsoleActions
+from deeplink.console.actions import LONGEST_BODY, MOST_AT_ONCE, ConsoleActions
 from deeplink.console.app import build_app
 from deeplink.console.collect import Collector
 from deeplink.console.journal_queries import JournalQueries
 from deeplink.console.request_guard import Access
-from deeplink.console.roles import ConsoleRole, Roles, foreign_origin, parse_networks
+from deeplink.console.roles import ConsoleRole, Roles, check_proxies, foreign_origin, parse_networks
 from deeplink.console.serve import Console, Server, listen, parse_address
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.journal.journal import Journal
@@ -29,6 +30,8 @@ from tests.scheduler.watch.operator_desk import EXPIRED, FORGED, OPERATORS, Desk
 from tests.waiting import LIMIT_S
 
 PROXY = {"x-deeplink-role": "operator", "x-remote-user": "ada"}
+ASKED = "of every request"
+BEARER = {"authorization": f"Bearer {ASKED}"}
 NETWORKS = parse_networks(["127.0.0.1", "10.0.0.0/28", "fd00::/8"])
 
 
@@ -63,6 +66,27 @@ def test_no_proxy_is_trusted_unless_it_was_named() -> None:
     assert Roles().claim("127.0.0.1", Headers(PROXY)).role is ConsoleRole.VIEWER
     with pytest.raises(DeepLinkError, match="--proxy"):
         parse_networks(["proxy.site"])
+
+
+def test_a_proxys_word_is_refused_where_others_at_its_address_could_say_the_same() -> None:
+    with pytest.raises(DeepLinkError, match="--token-file") as refused:
+        check_proxies(["127.0.0.1"], "")
+    assert "Bearer" in refused.value.remedy
+    check_proxies([], "")
+    check_proxies(["127.0.0.1"], "a")
+
+
+def test_no_console_believes_a_proxy_without_a_token(collector: Collector, journal: Journal) -> None:
+    actions = ConsoleActions(OperatorClient("127.0.0.1:1"), Roles(NETWORKS), journal.path)
+    with pytest.raises(DeepLinkError, match="--token-file"):
+        build_app(Console(collector).feed, Access(), JournalQueries(journal.path), actions=actions)
+
+
+def test_who_comes_from_the_proxys_address_without_its_token_is_nobody(act: Callable[..., Acting]) -> None:
+    console = act("127.0.0.1")
+    headers = {key.replace("-", "_"): value for key, value in PROXY.items()}
+    assert console.post("actions/plan", DRAIN, **headers, authorization="")[0] == 401
+    assert console.post("actions/plan", DRAIN, **headers)[0] == 200
 
 
 SAME = {"host": "127.0.0.1:8642", "origin": "http://127.0.0.1:8642", "content-type": "application/json"}
@@ -105,11 +129,13 @@ class Acting:
 
     def post(self, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        own = {"origin": f"http://127.0.0.1:{self.port}", "content-type": "application/json"}
+        own = {**BEARER, "origin": f"http://127.0.0.1:{self.port}", "content-type": "application/json"}
         return self._ask("POST", path, data, {**own, **{key.replace("_", "-"): v for key, v in headers.items()}})
 
     def get(self, path: str, **headers: str) -> dict[str, Any]:
-        return self._ask("GET", path, None, {key.replace("_", "-"): v for key, v in headers.items()})[1]
+        return self._ask(
+            "GET", path, None, {**BEARER, **{key.replace("_", "-"): v for key, v in headers.items()}}
+        )[1]
 
     def _ask(
         self, method: str, path: str, data: bytes | None, headers: dict[str, str]
@@ -137,7 +163,13 @@ def act(collector: Collector, journal: Journal, tmp_path: Path) -> Iterator[Call
             watchdog = OperatorClient(address, token_file=file)
             actions = ConsoleActions(watchdog, Roles(parse_networks(proxies)), journal.path)
             history = JournalQueries(journal.path)
-            app = build_app(console.feed, Access(), history, background=console.collecting, actions=actions)
+            app = build_app(
+                console.feed,
+                Access(ASKED if proxies else ""),
+                history,
+                background=console.collecting,
+                actions=actions,
+            )
             server = Server(app, console.feed)
             thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
             thread.start()
@@ -206,8 +238,8 @@ def test_other_pages_and_half_requests_are_refused_before_anybody_is_asked(act: 
     ):
         assert console.post("actions/plan", {**DRAIN, **wrong}, **token)[0] == 400, wrong
     assert console.post("actions", {**DRAIN, "request": "x", "saw": "{}"}, **token)[0] == 400
-    assert console._ask("PUT", "actions", b"", {})[0] == 405
-    assert console._ask("POST", "nodes", b"", {})[0] == 405
+    assert console._ask("PUT", "actions", b"", BEARER)[0] == 405
+    assert console._ask("POST", "nodes", b"", BEARER)[0] == 405
 
 
 def test_where_no_watchdog_runs_it_says_so_and_gives_the_command(act: Callable[..., Acting]) -> None:
@@ -220,3 +252,15 @@ def test_where_no_watchdog_runs_it_says_so_and_gives_the_command(act: Callable[.
     assert status == 503
     assert "no watchdog" in said["error"]
     assert said["commands"] == ["scontrol update nodename=n3 state=drain 'reason=operator ada: fan is loud'"]
+
+
+def test_those_who_ask_who_they_are_take_no_place_of_an_action() -> None:
+    actions = ConsoleActions(OperatorClient("127.0.0.1:1"), Roles(), Path("none"))
+
+    async def asked() -> str:
+        async with AsyncExitStack() as stack:
+            for _ in range(MOST_AT_ONCE):
+                await stack.enter_async_context(actions._roles)
+            return await actions._asked(lambda: "done", actions._places)
+
+    assert asyncio.run(asked()) == "done"

@@ -11,7 +11,7 @@ from selenium.webdriver.common.by import By
 
 from deeplink.scheduler.journal.journal import Journal
 from tests.deeplink.console.browsing import NEEDS_BROWSER, browser, complaints, picture, texts
-from tests.deeplink.console.test_actions import PROXY, Acting, act
+from tests.deeplink.console.test_actions import BEARER, PROXY, Acting, act
 from tests.scheduler.watch.operator_desk import EXPIRED, FORGED, OPERATORS, Desk
 from tests.waiting import LIMIT_S
 
@@ -104,7 +104,7 @@ def test_whom_a_trusted_proxy_names_acknowledges_and_another_sites_form_does_not
 ) -> None:
     console, stranger = act("127.0.0.1"), act()
     browser.execute_cdp_cmd("Network.enable", {})
-    browser.execute_cdp_cmd("Network.setExtraHTTPHeaders", {"headers": PROXY})  # as the proxy would
+    browser.execute_cdp_cmd("Network.setExtraHTTPHeaders", {"headers": {**PROXY, **BEARER}})  # as the proxy would
     opened(browser, stranger, "fabric?node=n3", eventually)
     assert texts(browser, ".who") == ["Viewer"], "no proxy is trusted there"
     (incident,) = living.incidents(node="n1", limit=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import http.client
@@ -23,14 +24,14 @@ from deeplink.console.collect import Collector, ConsoleSettings
 from deeplink.console.journal_queries import JournalQueries
 from deeplink.console.query import Query
 from deeplink.console.request_guard import Access
-from deeplink.console.serve import listen, parse_address, run
+from deeplink.console.serve import Console, listen, parse_address, run
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import NodeName
 from deeplink.rpc.listeners import ListenError, PortBusyError
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import Incident, IncidentOutcome, NodeRecord
 from deeplink.scheduler.slurm.client import Slurm
-from tests.deeplink.console.conftest import RecordedSlurm, apply
+from tests.deeplink.console.conftest import RecordedSlurm, apply, digits_beat
 from tests.waiting import LIMIT_S, until
 
 
@@ -390,11 +391,14 @@ def test_prometheus_finds_the_agents_that_were_heard_within_a_day(
 ) -> None:
     gone = NodeRecord(name=NodeName("n9"), seen_unix=time.time() - 2 * 86_400)
     filled.record_node(gone)
+    for name in ("n0", "n6"):
+        filled.record_node(NodeRecord(name=NodeName(name), seen_unix=time.time()))
+    filled.record_beat(digits_beat(time.time() + 1, time.time() - 260), time.time())  # of the job there
     served = serve(collector)
     eventually(lambda: any(group["targets"] == ["n0:9411"] for group in served.json("/api/v1/targets")))
     found = served.json("/api/v1/targets?port=9000")
     assert {"targets": ["n0:9000"], "labels": {"instance": "n0", "leaf": "leaf0"}} in found
-    assert "n9:9000" not in {group["targets"][0] for group in found}
+    assert {group["targets"][0] for group in found} == {"n0:9000", "n6:9000"}, "no agent of a job has that port"
     assert served.get("/api/v1/targets?port=x")[0] == 400
 
 
@@ -488,3 +492,24 @@ def test_a_stream_behind_a_proxy_outlives_the_time_to_prove_oneself(
         until(lambda: len(served.server.server_state.connections) <= 1)
         assert events(answer)[1] == "snapshot"
         assert served.server.server_state.connections, "its time was over before that of the later one"
+
+
+def test_the_journal_is_closed_also_where_the_console_ends_by_an_error(
+    filled: Journal, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("deeplink.console.serve.measure", measure)
+    console = Console(collector)
+    assert collector._journal._journal is not None
+
+    async def run() -> None:
+        failed = asyncio.Event()
+        console.failed = failed.set
+        async with console.collecting():
+            await asyncio.wait_for(failed.wait(), LIMIT_S)
+            assert collector._journal._journal is None
+
+    asyncio.run(run())
+    assert isinstance(console.failure, ZeroDivisionError)

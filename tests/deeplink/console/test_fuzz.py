@@ -14,17 +14,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deeplink.console import openapi
+from deeplink.console.actions import ConsoleActions
 from deeplink.console.collect import Collector, ConsoleSettings
 from deeplink.console.demo_sources import DemoDay
+from deeplink.console.roles import Roles
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import Beat, Incident, NodeRecord, Phase, ProgressPoint
+from deeplink.scheduler.watch.operator_client import OperatorClient
 from tests.waiting import LIMIT_S
 
 DOCUMENT = openapi.document()
-OPERATORS = {"/api/v1/role", "/api/v1/actions", "/api/v1/actions/plan"}
-"""Paths that the demo has not: `test_actions.py` asks them."""
-ASKED = [path for path in DOCUMENT["paths"] if path not in {"/api/v1/events", "/metrics", *OPERATORS}]
+ASKED = [path for path in DOCUMENT["paths"] if path not in {"/api/v1/events", "/metrics"}]
 ODD = st.one_of(
     st.text(max_size=40),
     st.binary(max_size=20).map(lambda raw: raw.decode("latin-1")),
@@ -66,7 +67,9 @@ def test_every_route_is_in_the_document(demo: Any) -> None:
     assert published == json.loads(json.dumps(DOCUMENT))
     app = demo.server.config.app._app._app  # behind the places and the guard
     routes = {route.path for route in app.routes}
-    assert routes - {"/", "/static/{name}"} == set(published["paths"]) - OPERATORS
+    acts = ConsoleActions(OperatorClient("127.0.0.1:1"), Roles(), Path("none"))  # a recorded day has no watchdog
+    routes |= {route.path for route in acts.routes()}
+    assert routes - {"/", "/static/{name}"} == set(published["paths"])
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -77,3 +78,26 @@ def test_a_job_held_by_its_user_alone_has_no_series(filled: Journal, collector: 
     assert value("job_state", job_id="2", state="held") == 1
     info = {"job_id": "2", "label": "2", "name": "a\\nb", "user": "u" * 64}
     assert value("job_info", **info) == 1
+
+
+def test_a_scrape_at_any_moment_sees_the_series_of_one_look(
+    filled: Journal, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = collector.readings()
+    snapshot = build(readings)
+    job_metrics.measure(snapshot, readings)
+    running = value("console_jobs", state="running")
+    assert running
+    seen: list[float | None] = []
+    real = job_metrics.samples
+
+    def samples(*facts: Any) -> Any:
+        seen.append(value("console_jobs", state="running"))  # in the middle of the next look
+        return real(*facts)
+
+    monkeypatch.setattr(job_metrics, "samples", samples)
+    job_metrics.measure(replace(snapshot, jobs=snapshot.jobs[:1]), readings)
+    job_metrics.measure(snapshot, readings)
+    assert seen
+    assert None not in seen
+    assert value("console_jobs", state="running") == running

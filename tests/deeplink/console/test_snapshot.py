@@ -363,7 +363,7 @@ def node_view(name: str, switch: str, health: ShownHealth) -> NodeView:
     return NodeView(
         name=name, order=0, switch=switch, health=health, state="", reason="", gpus=None, job=None, ranks=(),
         spare=False, shards=None, shard_bytes=None, verified_bytes=None, free_bytes=None, live=False,
-        heard_unix=0.0, findings=(), found_unix=0.0, unfit=False, remedy="",
+        standing=False, heard_unix=0.0, findings=(), found_unix=0.0, unfit=False, remedy="",
     )  # fmt: skip
 
 

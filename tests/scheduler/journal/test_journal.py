@@ -448,7 +448,7 @@ def test_a_journal_of_the_first_schema_is_read_and_taken_on(tmp_path: Path) -> N
     with sqlite3.connect(path) as db:
         # What the second schema has more, and the later ones.
         db.execute("ALTER TABLE jobs DROP COLUMN label")
-        for later in ("verified_bytes", "health", "boot_id"):
+        for later in ("verified_bytes", "health", "boot_id", "attended_unix"):
             db.execute(f"ALTER TABLE nodes DROP COLUMN {later}")
         for later in ("timeline", "ranks", "step_s", "job_label"):
             db.execute(f"ALTER TABLE incidents DROP COLUMN {later}")
@@ -467,6 +467,15 @@ def test_a_journal_of_the_first_schema_is_read_and_taken_on(tmp_path: Path) -> N
         journal.record_beat(beat(FIRST), 101.0)
         assert [(node.shard_bytes, node.verified_bytes) for node in journal.nodes()] == [(9, 6)]
         assert [job.label for job in journal.jobs()] == [str(FIRST.job)]
+
+
+def test_that_a_standing_agent_was_heard_outlives_what_a_job_says_of_its_node(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j.sqlite") as journal:
+        (told,) = beat(FIRST).node_beats
+        journal.record_node(dataclasses.replace(told, job=0, seen_unix=40.0))
+        journal.record_beat(beat(FIRST), 101.0)
+        (kept,) = journal.nodes()
+    assert (kept.job, kept.seen_unix, kept.attended_unix) == (FIRST.job, 50.0, 40.0)
 
 
 def test_a_task_of_an_array_is_told_by_the_name_that_slurms_commands_take(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,20 @@ N3 = NodeName("n3")
 def journal(tmp_path: Path) -> Iterator[Journal]:
     with Journal(tmp_path / "watch.sqlite") as opened:
         yield opened
+
+
+@dataclass
+class Taken:
+    """Stands where nodes hinted by name are looked after; counts."""
+
+    looked: int = 0
+    said: int = 0
+
+    def look(self) -> None:
+        self.looked += 1
+
+    def unable(self) -> None:
+        self.said += 1
 
 
 @pytest.fixture
@@ -259,6 +274,19 @@ def test_so_many_a_minute_for_each_person(desk: Desk) -> None:
     assert desk.act("drain", "n3", person="bo").outcome == "done"
     desk.clock.now += 60.0
     assert desk.act("resume", "n3").outcome == "done"
+    assert set(desk.actor._asked) == {"ada"}, "who asked long ago is forgotten"
+
+
+def test_other_names_make_no_more_of_what_one_user_may_ask_for(desk: Desk) -> None:
+    def ask(number: int) -> None:
+        plan = desk.plan("drain", "n3")
+        desk.actor.submit(f"request-{number}", plan.request, plan.saw, f"p{number}", via="console", wait_s=0.0)
+        desk.actor.work()
+
+    for number in range(MOST_A_MINUTE):
+        ask(number)
+    with pytest.raises(TooManyOperationsError, match="console"):
+        ask(MOST_A_MINUTE)
 
 
 def test_a_reason_is_asked_for(desk: Desk) -> None:
@@ -308,3 +336,23 @@ def test_paused_the_watchdog_begins_nothing_and_resumed_it_does(tmp_path: Path, 
     desk.act("resume-watchdog", "")
     bench.turn(8, silent="n1")
     assert bench.cluster.asked[0].startswith("scontrol update nodename=n1 state=drain")
+
+
+def test_paused_and_started_again_the_watchdog_begins_nothing_in_its_first_round(
+    tmp_path: Path, journal: Journal
+) -> None:
+    bench = Bench(Cluster(), journal)
+    desk, taken = Desk(journal, clock=bench.clock), Taken()
+    bench.daemon.operators = desk.actor
+    desk.act("pause-watchdog", "", why="the fabric is being rewired")
+    lose(bench, "n1")
+    bench.turn(8, silent="n1")
+    desk.start()  # what the one before had seen is taken over, in a crash loop: the first look is enough to act on
+    bench.daemon.operators, bench.daemon.bindings = desk.actor, taken  # type: ignore[assignment]
+    bench.turn(1, silent="n1")
+    assert not bench.cluster.asked
+    assert (taken.looked, taken.said) == (0, 1)
+    desk.act("resume-watchdog", "")
+    bench.turn(1, silent="n1")
+    assert bench.cluster.asked
+    assert taken.looked

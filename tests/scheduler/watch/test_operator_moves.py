@@ -75,6 +75,27 @@ def test_a_dataset_is_brought_onto_nodes_and_given_up_again(agents: Keepers, des
     assert not any(store.ids() for store in stores)
 
 
+def test_where_one_member_is_down_the_others_give_a_dataset_up(
+    agents: Keepers, desk: Desk, tmp_path: Path
+) -> None:
+    count = len(Catalog(tmp_path / "catalog").open("digits").shards)
+    store = agents.running["n0"].store
+    request = OperatorRequest.of("warm", "digits", nodes="n[0-1]", why="tonight's run")
+    assert moved(desk, desk.submit(desk.actor.planner.plan(request, "ada"))).outcome == "done"
+    agents.stop("n1")
+    plan = desk.plan("evict", "digits", why="room")
+    assert not plan.refused, plan
+    assert any(f"n0: {count} shards would go" in remark for remark in plan.remarks)
+    assert any("n1" in remark for remark in plan.remarks), "who does not answer is said"
+    done = moved(desk, desk.submit(plan))
+    assert not store.ids()
+    assert (done.outcome, "n0: dropped" in done.result, "n1" in done.result) == ("failed", True, True)
+    agents.stop("n0")
+    plan = desk.plan("evict", "digits", why="room")
+    assert "n0" in plan.refused
+    assert "dataset" not in plan.remedy, "not its name is wrong"
+
+
 def test_a_dataset_that_there_is_none_of_is_said(agents: Keepers, desk: Desk) -> None:
     plan = desk.plan("evict", "digit")
     assert "digit" in plan.refused

@@ -96,6 +96,21 @@ def test_asked_agreed_done_and_for_whom(served: Served) -> None:
     assert served.desk.machine.reasons["n3"] == "operator ada: fan"
 
 
+def test_only_the_watchdogs_own_user_asks_in_the_name_of_another(served: Served) -> None:
+    theirs = MINT.token(Caller(uid=65534, operator=True), NEVER)
+    user = asked(served, theirs, "Role", watch_pb2.RoleRequest()).user
+    assert user != ME
+    other = watch_pb2.OperationRequest(
+        request="request-1", verb="drain", target="n3", why="fan", person="ada", saw="{}"
+    )
+    for call in ("Plan", "Act"):
+        assert code(served, theirs, call, other) is grpc.StatusCode.PERMISSION_DENIED
+    assert not served.desk.log.newest()
+    for person in ("", user):
+        own = watch_pb2.OperationRequest(verb="drain", target="n3", why="fan", person=person)
+        assert f"operator {user}: fan" in asked(served, theirs, "Plan", own).commands[0]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
