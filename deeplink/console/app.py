@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from deeplink.console import openapi
-from deeplink.console.actions import POSTS
+from deeplink.console.actions import ACT, POSTS, ROLE
 from deeplink.console.feed import PACKED_LEVEL, encode
 from deeplink.console.query import Query, QueryError, search, select_jobs
 from deeplink.console.request_guard import Access, Refusal, RequestGuard, answer
@@ -78,6 +78,11 @@ def _refusal(request: Request, status: int, problem: str, remedy: str = "") -> R
 
 async def _nothing_there(request: Request, _problem: Exception) -> Response:
     return _refusal(request, 404, "there is nothing here", "api/v1/openapi.json lists what can be asked.")
+
+
+async def _viewer(request: Request) -> Response:
+    """Answer the page where nobody acts, as in a demo: all are viewers, and nothing was done."""
+    return _json(request, {"role": "viewer", "name": "", "why": "nobody acts here", "watchdog": "", "actions": []})
 
 
 def _asking(endpoint: Callable[[_Pages, Request], Any]) -> Callable[[_Pages, Request], Any]:
@@ -298,7 +303,9 @@ def build_app(
         Route("/metrics", pages.metrics),
         Route("/healthz", pages.health),
     ]
-    if actions is not None:
+    if actions is None:
+        routes += [Route(ROLE, _viewer, methods=["GET"]), Route(ACT, _viewer, methods=["GET"])]
+    else:
         routes += actions.routes()
         access = replace(access, posts=POSTS)
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: _nothing_there})
