@@ -46,11 +46,17 @@ def test_whatever_bit_of_the_index_has_flipped_all_is_read(
         assert not wrong, f"bit {bit} of byte {at} of {len(whole):,}"
 
 
-def test_bits_of_the_index_flip_while_it_is_read_by(nodes: Nodes, record: Record, tmp_path: Path) -> None:
-    (path,) = nodes.config().catalog.glob("digits/*.arrow")
+@pytest.mark.parametrize("own", [{"fill_on_miss": False}, {"check_every_read": True}], ids=["peers", "own store"])
+def test_bits_of_the_index_flip_while_it_is_read_by(
+    nodes: Nodes, record: Record, tmp_path: Path, own: dict[str, bool]
+) -> None:
+    # What peers send is always compared. What is in the node's own store is compared when it is first read; where
+    # a later flip is to be noticed, too, at every read.
+    config = nodes.config(store=tmp_path / "store", **own)
+    (path,) = config.catalog.glob("digits/*.arrow")
     size = path.stat().st_size
     rng = random.Random(3)  # noqa: S311 - places, no secret
-    with reading(task_of(nodes.config(), nodes.files), tmp_path) as loop:
+    with reading(task_of(config, nodes.files), tmp_path) as loop:
         for _ in range(20):
             at = rng.randrange(size)
             with loop.held():
