@@ -293,7 +293,10 @@ class StatusReporter:
         now = self._clock.unix()
         records = []
         facts, health, boots = self._agents.facts, self._agents.health(), self._agents.boot_ids()
+        answered = self._agents.unix()  # of one that has not answered a launcher that took over nothing is known
         for node, silence in self._agents.silence().items():
+            if node not in answered:
+                continue
             store = self._agents.store_of(node)
             records.append(
                 NodeRecord(

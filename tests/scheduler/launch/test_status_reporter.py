@@ -41,6 +41,9 @@ class NoAgents:
     def boot_ids(self) -> Mapping[NodeName, str]:
         return {}
 
+    def unix(self) -> Mapping[NodeName, float]:
+        return {}
+
 
 @dataclass
 class Told:
