@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from deeplink.data.digest import DeliveryDigest
+from deeplink.scheduler.recovery.records import IncidentKind, incident_id
 from deeplink.scheduler.slurm.states import JobState
 
 if TYPE_CHECKING:
@@ -161,6 +162,9 @@ def _held(facts: CaseFacts) -> list[str]:
     return found
 
 
+ALL_SILENT = incident_id(None, IncidentKind.AGENTS_SILENT)
+
+
 def _trained(lines: Iterable[Line]) -> list[Attempt]:
     return sorted({line.attempt for line in lines if line.what == "step"})
 
@@ -176,7 +180,8 @@ def _healthy(facts: CaseFacts) -> list[str]:
 
 def _incidents(facts: CaseFacts) -> list[str]:
     found = []
-    by_id = {told.id: told for told in facts.incidents}
+    # On a machine that stands still all agents are silent at once: the watchdog says so, and touches nothing.
+    by_id = {told.id: told for told in facts.incidents if not told.id.startswith(ALL_SILENT)}
     if len(by_id) > len(facts.tried):
         found.append(f"{len(by_id)} incidents of {len(facts.tried)} faults: {', '.join(sorted(by_id))}")
     first = min((one.began_unix for one in facts.tried), default=float("inf"))

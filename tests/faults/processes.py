@@ -209,9 +209,12 @@ class Nodes:
         return tuple(node.member for node in self.nodes)
 
     def config(self, **settings: Any) -> Config:
-        """Return the configuration of a node that is no member."""
-        given = {"members": format_members(self.members), "token_file": self.root / "token", **settings}
-        return config_below(self.root / "head", **given)
+        """Return the configuration of a node that is no member.
+
+        What members give is not brought to that node meanwhile: it is their faults that are tried.
+        """
+        given = {"members": format_members(self.members), "token_file": self.root / "token"}
+        return config_below(self.root / "head", **{**given, "fill_on_miss": False, **settings})
 
     def start(self) -> None:
         """Start who does not run, thaw who does, and return once all serve."""

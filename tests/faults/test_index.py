@@ -46,7 +46,7 @@ def test_whatever_bit_of_the_index_has_flipped_all_is_read(
         assert not wrong, f"bit {bit} of byte {at} of {len(whole):,}"
 
 
-@pytest.mark.parametrize("own", [{"fill_on_miss": False}, {"check_every_read": True}], ids=["peers", "own store"])
+@pytest.mark.parametrize("own", [{}, {"fill_on_miss": True, "check_every_read": True}], ids=["peers", "own store"])
 def test_bits_of_the_index_flip_while_it_is_read_by(
     nodes: Nodes, record: Record, tmp_path: Path, own: dict[str, bool]
 ) -> None:

@@ -30,6 +30,7 @@ export class Timeline {
     root.append(this.tools, this.binds, this.box, this.legend, this.read);
     Object.assign(this.over, { tabIndex: 0 });
     put(this.over, "role", "img");
+    put(this.over, "aria-label", "The job's course, not drawn yet");
     put(this.read, "aria-live", "polite");
     new ResizeObserver(() => this.draw()).observe(this.box);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
