@@ -80,7 +80,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Have the watchdog do by hand what an operator decides."""
-    from deeplink.scheduler.watch.operator_client import DEFAULT_WATCH, OperatorClient
+    from deeplink.scheduler.watch.operator_client import DEFAULT_WATCH, OperatorCallError, OperatorClient, by_hand
     from deeplink.v1.watch_pb2 import OperationRequest
 
     if not why and not dry_run:
@@ -89,7 +89,13 @@ def command(
     request = OperationRequest(
         request=secrets.token_hex(16), verb=verb, target=target, nodes=nodes, why=why, force=force
     )
-    plan = client.plan(request)
+    try:
+        plan = client.plan(request)
+    except OperatorCallError as problem:
+        if not problem.is_away:
+            raise
+        commands = "; ".join(by_hand(request)) or "none: only a watchdog keeps it"
+        raise DeepLinkError(f"no watchdog does it: {problem}", remedy=f"By hand: {commands}") from problem
     _show(plan, as_json=as_json and dry_run)
     if dry_run:
         return

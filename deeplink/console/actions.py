@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import shlex
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +20,7 @@ from deeplink.console.roles import ConsoleRole, RoleClaim, Roles, foreign_origin
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.journal.journal import Journal, JournalMissingError
 from deeplink.scheduler.journal.operations import OperationLog
-from deeplink.scheduler.watch.operator_client import OperatorCallError, OperatorClient
+from deeplink.scheduler.watch.operator_client import OperatorCallError, OperatorClient, by_hand
 from deeplink.scheduler.watch.operator_requests import (
     UNDO,
     OperationError,
@@ -29,7 +28,6 @@ from deeplink.scheduler.watch.operator_requests import (
     OperatorVerb,
     check_person,
     check_request,
-    commands_of,
 )
 from deeplink.v1 import watch_pb2
 
@@ -142,13 +140,13 @@ class ConsoleActions:
             return _answer({"error": str(problem), "remedy": problem.remedy, **problem.more}, problem.status)
         except OperatorCallError as problem:
             status = _STATUS.get(problem.status, 503)
-            more = {"commands": _by_hand(asked)} if problem.is_away else {}
+            more = {"commands": by_hand(asked)} if problem.is_away else {}
             said = f"no watchdog does it: {problem}" if problem.is_away else str(problem)
             return _answer({"error": said, "remedy": problem.remedy, **more}, status)
         except OperationError as problem:
             return _answer({"error": str(problem), "remedy": problem.remedy}, 400)
         except DeepLinkError as problem:  # its own credential, say
-            more = {"commands": _by_hand(asked)}
+            more = {"commands": by_hand(asked)}
             return _answer({"error": f"no watchdog was asked: {problem}", "remedy": problem.remedy, **more}, 503)
 
     def _claim(self, request: Request) -> RoleClaim:
@@ -236,9 +234,3 @@ def _undo(verb: str) -> str:
         return UNDO.get(OperatorVerb(verb), "")
     except ValueError:  # of another release
         return ""
-
-
-def _by_hand(asked: watch_pb2.OperationRequest) -> list[str]:
-    """Return the commands to run where no watchdog does."""
-    request = OperatorRequest.of(asked.verb, asked.target, nodes=asked.nodes, why=asked.why, force=asked.force)
-    return [shlex.join(argv) for argv in commands_of(request, asked.person or "by hand")]

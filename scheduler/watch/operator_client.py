@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import grpc
 from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.channel import open_channel
 from deeplink.scheduler.liveness.watchdog_client import WatchdogClient
+from deeplink.scheduler.watch.operator_requests import OperatorRequest, commands_of
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 
 if TYPE_CHECKING:
@@ -37,6 +39,12 @@ class OperatorCallError(DeepLinkError):
             grpc.StatusCode.DEADLINE_EXCEEDED,
             grpc.StatusCode.UNIMPLEMENTED,
         }
+
+
+def by_hand(asked: watch_pb2.OperationRequest) -> list[str]:
+    """Return the commands to run where no watchdog does. Raises OperationError where the request is none."""
+    request = OperatorRequest.of(asked.verb, asked.target, nodes=asked.nodes, why=asked.why, force=asked.force)
+    return [shlex.join(argv) for argv in commands_of(request, asked.person or "by hand")]
 
 
 @dataclass(frozen=True, slots=True)
