@@ -48,6 +48,8 @@ class _Quiet(WSGIRequestHandler):
 class _MetricsServer(ThreadingWSGIServer):
     """Answers one request on each connection, on a few at once, each within `PROOF_S`."""
 
+    request_queue_size = 128  # with the standard 5, a scrape beside a burst waits out the kernel's own retries
+
     def __init__(self, *args: Any, **options: Any) -> None:
         self._admission = Admission[socket.socket](
             ConnectionBounds(connections=_CONNECTIONS, proof_s=PROOF_S), SystemClock()

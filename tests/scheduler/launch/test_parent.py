@@ -199,7 +199,7 @@ sys.exit(code)
 """
     program = tmp_path / "program.py"
     program.write_text(PREAMBLE + body)
-    script = f"sleep 30 & echo $! > {tmp_path}/other; exec {sys.executable} {program} {tmp_path}"
+    script = f"sleep 30 >/dev/null 2>&1 & echo $! > {tmp_path}/other; exec {sys.executable} {program} {tmp_path}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 3
     notes = [line.split() for line in (tmp_path / "notes").read_text().splitlines()]
