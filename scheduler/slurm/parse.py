@@ -36,7 +36,7 @@ MOST_KEPT = 16_384
 _CHANGING = re.compile(
     r" (?:CPUAlloc|CPULoad|AllocMem|FreeMem|LastBusyTime|CurrentWatts|AveWatts|AllocTRES|ExtSensors\w+)=\S*"
 )
-_FREE_TEXT = re.compile(r"\s(?:Reason|Comment|Extra)=")
+_FREE_TEXT = re.compile(r" (?:Reason|Comment|Extra)=")
 _SET_ASIDE = frozenset({JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT})
 JOB_FIELDS = (
     "JobID",
@@ -51,6 +51,7 @@ JOB_FIELDS = (
     "Name",
 )
 """Columns of `squeue -O` in the order that `parse_jobs` wants."""
+_FIELD_END = "\0"  # `text_of` leaves none in what a command wrote
 PLACE_FORMAT = ("%P", "%D", "%x", "%n")
 """Columns of `squeue -o` in the order that `parse_place` wants."""
 _DURATION = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)")
@@ -215,7 +216,12 @@ def parse_jobs(text: str, separator: str) -> list[JobRow]:
 
     Job names are free text and may hold anything, newlines too, so the separator must be one no one can guess.
     """
-    return [_job(tuple(fields)) for fields in raw_rows(text, separator, len(JOB_FIELDS))]
+    return list(_jobs(text.replace(separator, _FIELD_END)))
+
+
+@lru_cache(1)  # who asks again every few seconds mostly gets the same answer
+def _jobs(text: str) -> tuple[JobRow, ...]:
+    return tuple(_job(tuple(fields)) for fields in raw_rows(text, _FIELD_END, len(JOB_FIELDS)))
 
 
 @lru_cache(MOST_KEPT)
@@ -309,7 +315,8 @@ def parse_nodes(text: str) -> list[NodeRow]:
     """Read `scontrol show node --oneliner`."""
     if text.startswith("No nodes in the system"):
         return []
-    records = re.split(r"^(?=NodeName=)", text, flags=re.MULTILINE)
+    first, *others = text.split("\nNodeName=")
+    records = (first, *(f"NodeName={rest}" for rest in others))
     return [_node(_lasting(record)) for record in records if record.strip()]
 
 
