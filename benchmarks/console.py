@@ -2,9 +2,10 @@
 
 `python -m benchmarks.console [--seconds S] [--json]` prints a table and writes build/bench/console.json.
 
-Slurm's answers are made here in the form of real ones (22.05): load and free memory change from one to the next.
-What Slurm's own commands take is not in the figures. The console is a process of its own, with one page open; its
-CPU is that of the kernel's account. Exit code 0 whether goals are reached or not.
+Slurm's commands are stand-ins that print answers in the form of real ones (22.05): load and free memory change
+from one to the next. The figures hold the reading of these answers, not what the commands take. The console is a
+process of its own, with one page open; its CPU is that of the kernel's account. Exit code 0 whether goals are
+reached or not.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import itertools
 import json
 import os
 import random
-import re
 import resource
 import statistics
 import subprocess
@@ -34,13 +34,14 @@ from deeplink.console.serve import run
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import Beat, Incident, NodeRecord, Phase, ProgressPoint
-from deeplink.scheduler.slurm.client import Slurm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 LEAF = 32  # nodes of a leaf
+TURNS = 4  # answers on nodes, one after the other
+SEPARATOR = "~0000000000000000~"  # the stand-in of squeue puts that of the question in its place
 WARM_S = 6.0
 GOALS = {"busy_tick_bytes": 20_000.0, "idle_cpu": 3.0, "p95_ms": 30.0, "rss_mib": 200.0}
 PATHS = (
@@ -63,47 +64,49 @@ _NODE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MadeSlurm:
-    """Slurm's answers for so many nodes and jobs; a few nodes are down or drained."""
+def stand_ins(folder: Path, nodes: int, jobs: int) -> None:
+    """Write an scontrol and a squeue that answer for so many nodes and jobs; a few nodes are down or drained."""
+    for turn in range(TURNS):
+        (folder / f"node.{turn}").write_text("\n".join(map(_node, range(nodes))) + "\n", encoding="ascii")
+    (folder / "topology").write_text(
+        "".join(_leaf(first, nodes) for first in range(0, nodes, LEAF)), encoding="ascii"
+    )
+    (folder / "config").write_text("ClusterName             = made\n", encoding="ascii")
+    rows = (f"{field}{SEPARATOR}" for job in range(jobs) for field in _job(job, nodes))
+    (folder / "jobs").write_text("".join(rows), encoding="ascii")
+    _script(folder / "scontrol", f'case $2 in node) cat node.$(($(date +%s) / 2 % {TURNS}));; *) cat "$2";; esac')
+    _script(folder / "squeue", f"""sed "s/{SEPARATOR}/$(echo "$*" | grep -om1 '~[0-9a-f]*~' | head -n1)/g" jobs""")
 
-    nodes: int
-    jobs: int
 
-    def __call__(self, argv: Sequence[str], /, *, timeout_s: float = 5.0) -> str:  # noqa: ARG002 - a runner's
-        """Answer a command of Slurm's."""
-        kind = " ".join(argv[:3]) if argv[0] == "scontrol" else argv[0]
-        if kind == "scontrol show node":
-            return "\n".join(map(self._node, range(self.nodes))) + "\n"
-        if kind == "scontrol show topology":
-            return "".join(self._leaf(first) for first in range(0, self.nodes, LEAF))
-        if kind == "squeue":
-            (separator,) = set(re.findall("~[0-9a-f]{16}~", " ".join(argv)))
-            return "".join(f"{field}{separator}" for job in range(self.jobs) for field in self._job(job))
-        return "ClusterName             = made\n"
+def _script(path: Path, line: str) -> None:
+    path.write_text(f"#!/bin/sh\ncd {path.parent} && {line}\n", encoding="ascii")
+    path.chmod(0o755)
 
-    def _node(self, number: int) -> str:
-        state, reason = ("ALLOCATED", "") if number % 4 else ("IDLE", "")
-        if number % 251 == 7:  # noqa: PLR2004
-            state, reason = "DOWN+NOT_RESPONDING", "Reason=Not responding [root@2026-11-20T17:49:37]"
-        elif number % 499 == 11:  # noqa: PLR2004
-            state, reason = "IDLE+DRAIN", "Reason=ECC errors: GPU 3 [root@2026-11-20T17:49:37]"
-        load, free = random.uniform(0, 64), random.randrange(10_000, 900_000)  # noqa: S311 - no secret
-        return _NODE.format(
-            number, state, 64 if state == "ALLOCATED" else 0, load, number // 250, number % 250, free, reason
-        )
 
-    def _leaf(self, first: int) -> str:
-        last = min(first + LEAF, self.nodes) - 1
-        return f"SwitchName=leaf{first // LEAF} Level=0 LinkSpeed=1 Nodes=node[{first:05d}-{last:05d}]\n"
+def _node(number: int) -> str:
+    state, reason = ("ALLOCATED", "") if number % 4 else ("IDLE", "")
+    if number % 251 == 7:  # noqa: PLR2004
+        state, reason = "DOWN+NOT_RESPONDING", "Reason=Not responding [root@2026-11-20T17:49:37]"
+    elif number % 499 == 11:  # noqa: PLR2004
+        state, reason = "IDLE+DRAIN", "Reason=ECC errors: GPU 3 [root@2026-11-20T17:49:37]"
+    load, free = random.uniform(0, 64), random.randrange(10_000, 900_000)  # noqa: S311 - no secret
+    return _NODE.format(
+        number, state, 64 if state == "ALLOCATED" else 0, load, number // 250, number % 250, free, reason
+    )
 
-    def _job(self, number: int) -> tuple[str, ...]:
-        label, user = str(1000 + number), f"user{number % 97}"
-        if number < self.nodes // (2 * LEAF):
-            first = number * 2 * LEAF
-            nodes = f"node[{first:05d}-{first + LEAF - 1:05d}]"
-            return label, label, "RUNNING", "None", "0", "1", user, nodes, f"node{first:05d}", f"train-{number}"
-        return label, label, "PENDING", "Priority", "0", "1", user, "", "", f"sweep-{number}"
+
+def _leaf(first: int, nodes: int) -> str:
+    last = min(first + LEAF, nodes) - 1
+    return f"SwitchName=leaf{first // LEAF} Level=0 LinkSpeed=1 Nodes=node[{first:05d}-{last:05d}]\n"
+
+
+def _job(number: int, nodes: int) -> tuple[str, ...]:
+    label, user = str(1000 + number), f"user{number % 97}"
+    if number < nodes // (2 * LEAF):
+        first = number * 2 * LEAF
+        names = f"node[{first:05d}-{first + LEAF - 1:05d}]"
+        return label, label, "RUNNING", "None", "0", "1", user, names, f"node{first:05d}", f"train-{number}"
+    return label, label, "PENDING", "Priority", "0", "1", user, "", "", f"sweep-{number}"
 
 
 def filled(path: Path, nodes: int, now: float) -> None:
@@ -134,9 +137,9 @@ def filled(path: Path, nodes: int, now: float) -> None:
             )
 
 
-def serve(path: Path, nodes: int, jobs: int) -> None:
-    """Serve a console of so many nodes and jobs until SIGTERM, at its usual interval."""
-    collector = Collector(ConsoleSettings(journal=path), slurm=Slurm(MadeSlurm(nodes, jobs)))
+def serve(path: Path) -> None:
+    """Serve a console until SIGTERM, at its usual interval."""
+    collector = Collector(ConsoleSettings(journal=path))
     run(collector, "127.0.0.1:0", Access(), lambda url: print(url, flush=True))
 
 
@@ -229,8 +232,10 @@ def measured(nodes: int, jobs: int, seconds: float, answers: int) -> dict[str, f
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "watch.sqlite"
         filled(path, nodes, time.time())
-        argv = [sys.executable, "-m", "benchmarks.console", "--serve", str(path), str(nodes), str(jobs)]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        stand_ins(Path(folder), nodes, jobs)
+        argv = [sys.executable, "-m", "benchmarks.console", "--serve", str(path)]
+        env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env) as process:
             assert process.stdout is not None  # noqa: S101 - it was asked for
             try:
                 served = Served(process.pid, int(process.stdout.readline().rstrip("/\n").rpartition(":")[2]))
@@ -268,10 +273,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of an idle console")
     parser.add_argument("--answers", type=int, default=40, help="of each question")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--serve", nargs=3, metavar=("JOURNAL", "NODES", "JOBS"), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=Path, metavar="JOURNAL", help=argparse.SUPPRESS)
     said = parser.parse_args()
     if said.serve:
-        serve(Path(said.serve[0]), int(said.serve[1]), int(said.serve[2]))
+        serve(said.serve)
         return
     rows = [
         measured(1_024, 1_000, said.seconds, said.answers),

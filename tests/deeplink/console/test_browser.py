@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +13,12 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from benchmarks.console import MadeSlurm
+from benchmarks.console import stand_ins
 from deeplink.console.collect import Collector, ConsoleSettings
 from deeplink.core.finding import Finding, Severity
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import Beat, Incident, IncidentOutcome, NodeRecord, Phase
-from deeplink.scheduler.slurm.client import Slurm
 from tests.deeplink.console.browsing import NEEDS_BROWSER, browser, complaints, go, lanes, picture, place, texts
 from tests.waiting import LIMIT_S
 
@@ -248,10 +248,15 @@ def test_what_needs_a_hand_stands_first_with_the_command_to_copy(  # noqa: PLR09
 
 
 def test_ten_thousand_nodes_are_rows_of_cells_and_a_leaf_is_its_tiles(
-    tmp_path: Path, serve: Callable[..., Any], browser: webdriver.Chrome, eventually: Callable[..., Any]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    serve: Callable[..., Any],
+    browser: webdriver.Chrome,
+    eventually: Callable[..., Any],
 ) -> None:
-    settings = ConsoleSettings(journal=tmp_path / "none", interval_s=5.0)
-    served = serve(Collector(settings, slurm=Slurm(MadeSlurm(10_000, 300))))
+    stand_ins(tmp_path, 10_000, 300)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    served = serve(Collector(ConsoleSettings(journal=tmp_path / "none", interval_s=5.0)))
     go(browser, served, "fabric", ".leaf:nth-child(313)", eventually)
     assert browser.execute_script("return document.querySelectorAll('.cell').length") == 10_000
     height = browser.execute_script("return document.documentElement.scrollHeight")
