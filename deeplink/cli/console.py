@@ -137,8 +137,7 @@ def _serve(collector: Collector, page: PageOptions, *, acts: bool) -> None:
 
     try:
         from deeplink.console.actions import ConsoleActions
-        from deeplink.console.request_guard import Access
-        from deeplink.console.roles import Roles, check_proxies, parse_networks
+        from deeplink.console.request_guard import Access, Roles, check_proxies, parse_networks
         from deeplink.console.serve import run
         from deeplink.scheduler.watch.operator_client import DEFAULT_WATCH, OperatorClient
     except ModuleNotFoundError as missing:

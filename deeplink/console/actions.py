@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from deeplink.console.feed import encode
-from deeplink.console.roles import ConsoleRole, RoleClaim, Roles, foreign_origin
+from deeplink.console.request_guard import ConsoleRole, RoleClaim, Roles, foreign_origin
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.journal.journal import Journal, JournalMissingError
 from deeplink.scheduler.journal.operations import OperationLog
@@ -107,10 +107,7 @@ class ConsoleActions:
     async def listing(self, request: Request) -> Response:
         """List what was done, the newest first, on the targets that are named or on all."""
         targets = request.query_params.getlist("target")[:SHOWN]
-        try:
-            return _answer({"actions": await asyncio.to_thread(self._listed, targets)})
-        except DeepLinkError as problem:
-            return _answer({"error": str(problem), "remedy": problem.remedy}, 503)
+        return _answer({"actions": await asyncio.to_thread(self._listed, targets)})
 
     def _listed(self, targets: list[str]) -> list[dict[str, Any]]:
         try:

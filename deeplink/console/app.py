@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gzip
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -21,8 +20,7 @@ from deeplink.console import openapi
 from deeplink.console.actions import ACT, POSTS, ROLE
 from deeplink.console.feed import PACKED_LEVEL, encode
 from deeplink.console.query import Query, QueryError, search, select_jobs
-from deeplink.console.request_guard import Access, Refusal, RequestGuard, answer
-from deeplink.console.roles import check_proxies
+from deeplink.console.request_guard import Access, Refusal, RequestGuard, answer, check_proxies
 from deeplink.console.snapshot import job_document, job_row
 from deeplink.console.timeline import NodeEvent
 from deeplink.core.errors import DeepLinkError
@@ -85,20 +83,12 @@ async def _viewer(request: Request) -> Response:
     return _json(request, {"role": "viewer", "name": "", "why": "nobody acts here", "watchdog": "", "actions": []})
 
 
-def _asking(endpoint: Callable[[_Pages, Request], Any]) -> Callable[[_Pages, Request], Any]:
-    """Turn a question that cannot be understood into 400, and a journal that cannot be read into 503."""
+async def _unclear(request: Request, problem: Any) -> Response:
+    return _refusal(request, 400, str(problem), problem.remedy)
 
-    @functools.wraps(endpoint)
-    async def asked(pages: _Pages, request: Request) -> Response:
-        try:
-            answered: Response = await endpoint(pages, request)
-        except QueryError as problem:
-            return _refusal(request, 400, str(problem), problem.remedy)
-        except DeepLinkError as problem:
-            return _refusal(request, 503, str(problem), problem.remedy)
-        return answered
 
-    return asked
+async def _unreadable(request: Request, problem: Any) -> Response:
+    return _refusal(request, 503, str(problem), problem.remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +124,10 @@ class _Pages:
 
         return listing
 
-    @_asking
     async def jobs(self, request: Request) -> Response:
         found = select_jobs(self.feed.latest.jobs, Query.of(dict(request.query_params)), job_row)
         return _json(request, {**self._about(), **found})
 
-    @_asking
     async def job(self, request: Request) -> Response:
         latest, wanted = self.feed.latest, request.path_params["job"]
         job = next((each for each in latest.jobs if str(each.id) == wanted), None)
@@ -151,7 +139,6 @@ class _Pages:
             {**self._about(), "job": job_document(job), "incidents": incidents["incidents"]},
         )
 
-    @_asking
     async def timeline(self, request: Request) -> Response:
         latest, wanted, asked = self.feed.latest, request.path_params["job"], Query.of(dict(request.query_params))
         job = next((each.id for each in latest.jobs if str(each.id) == wanted), None)
@@ -176,12 +163,10 @@ class _Pages:
     def _about(self) -> dict[str, Any]:
         return {key: self.feed.latest.document[key] for key in ("seq", "unix", "sources")}
 
-    @_asking
     async def incidents(self, request: Request) -> Response:
         asked, users = Query.of(dict(request.query_params)), {job.id: job.user for job in self.feed.latest.jobs}
         return _json(request, {**self._about(), **await asyncio.to_thread(self.history.incidents, asked, users)})
 
-    @_asking
     async def incident(self, request: Request) -> Response:
         name = request.path_params["name"]
         found = await asyncio.to_thread(self.history.incident, name)
@@ -189,7 +174,6 @@ class _Pages:
             return _refusal(request, 404, f"no incident {name} on record", "api/v1/incidents lists them.")
         return _json(request, {"incident": found})
 
-    @_asking
     async def targets(self, request: Request) -> Response:
         """Tell Prometheus (http_sd) each node whose standing agent was heard within a day, at that port."""
         port, document = request.query_params.get("port", METRICS_PORT), self.feed.latest.document
@@ -202,7 +186,6 @@ class _Pages:
         ]
         return Response(encode(known), 200, {"cache-control": "no-store"}, "application/json")
 
-    @_asking
     async def search(self, request: Request) -> Response:
         latest, asked = self.feed.latest, Query.of(dict(request.query_params))
         return _json(request, {"hits": search(asked.text, latest.document, latest.jobs)})
@@ -308,6 +291,7 @@ def build_app(
     else:
         routes += actions.routes()
         access = replace(access, posts=POSTS)
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: _nothing_there})
+    handlers = {404: _nothing_there, QueryError: _unclear, DeepLinkError: _unreadable}
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return RequestGuard(app, access)

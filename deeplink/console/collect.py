@@ -1,13 +1,16 @@
-"""The sources: Slurm asked once per kind per interval, the journal read when it changed; each with its own age."""
+"""The sources: Slurm, the journal and the catalog, each asked at its own interval and each with its own age."""
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
-from deeplink.console.datasets import DatasetReader
-from deeplink.console.sources import FactSource, SourceState
+from deeplink.cache.catalog import Catalog
+from deeplink.cache.replicate.residency import UnknownHoldingError, held
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.metrics import CONSOLE_QUERIES, CONSOLE_QUERY_SECONDS, CONSOLE_READ, CONSOLE_UP
@@ -16,12 +19,14 @@ from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.client import Slurm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from deeplink.console.datasets import DatasetView
+    from deeplink.core.types import Version
     from deeplink.scheduler.recovery.records import Incident, JobRecord, NodeRecord, ProgressPoint
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow, SwitchRow
+
+log = logging.getLogger(__name__)
 
 QUERY_S = 5.0  # Slurm's own clients wait 9 s for a dead controller; the page wants to know sooner
 SLOW_PERIOD_S = 60.0  # the switch tree and the cluster's name change with slurm.conf only
@@ -30,7 +35,63 @@ MOST_FRESH = 200  # jobs heard of last: read whenever somebody wrote, as are all
 HEARD_S = 2 * SLOW_PERIOD_S  # whoever was heard before the others were last read is silent, or has ended
 MOST_WATCHED = 10_000
 MOST_READ = 200  # jobs whose reports are read at once; those that have waited the longest
+CATALOG_PERIOD_S = 60.0
+MOST_DATASETS = 500
+MOST_VERSIONS = 10  # of each, the newest
 REPORTS_S = 900.0  # of a job's reports those of its last quarter of an hour tell its loss and its pace
+
+
+class SourceState(Enum):
+    """State of a source of facts."""
+
+    OK = "ok"
+    FAILING = "failing"  # the last question was not answered; older facts may still be shown, with their age
+    WAITING = "waiting"  # not answered yet
+    OFF = "off"  # it is not asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactSource:
+    """A source of facts."""
+
+    name: str
+    title: str  # on the page; sources with one title are shown as one
+    state: SourceState
+    period_s: float  # how often it is asked
+    at_unix: float = 0.0  # when it last answered; 0: never
+    problem: str = ""
+    remedy: str = ""
+
+    def answered(self, unix: float) -> FactSource:
+        """Return it after a good answer."""
+        return replace(self, state=SourceState.OK, at_unix=unix, problem="", remedy="")
+
+    def failed(self, problem: DeepLinkError) -> FactSource:
+        """Return it after a question that was not answered."""
+        said = str(problem).strip().splitlines()
+        # Slurm's commands end with what was fatal; the lines before are its way there.
+        return replace(self, state=SourceState.FAILING, problem=said[-1] if said else "", remedy=problem.remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetView:
+    """One version of a dataset. None and the empty text mean that it is not known."""
+
+    key: str  # name@version
+    name: str
+    version: str
+    newest: bool
+    files: int | None
+    bytes: int | None  # of samples
+    shards: int | None
+    packed_unix: float
+    source: str
+    home: str  # where a copy of all shards is kept besides
+    total: int | None  # bytes of its shards
+    nodes: (
+        tuple[tuple[str, int], ...] | None
+    )  # verified bytes on each, as last noted; None: nobody has looked lately
+    order: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +140,6 @@ class ConsoleSettings:
     slurm: bool = True
     catalog: Path | None = None  # of the datasets; None: it is not read
     demo: bool = False  # what is read was recorded, and is said to be on the page
-
-
-def bounded_run(argv: Sequence[str], /, *, timeout_s: float = QUERY_S) -> str:
-    """Run a command as `command.run` does, but never for longer than a page can wait."""
-    return command.run(argv, timeout_s=min(timeout_s, QUERY_S))
 
 
 class SlurmReader:
@@ -229,6 +285,86 @@ class JournalReader:
         return {job: points for job, (_, points) in self._reports.items()}
 
 
+class DatasetReader:
+    """Reads the catalog, which may hang with its file system: `refresh` waits for it, `facts` never."""
+
+    def __init__(self, catalog: Path | None, clock: Clock) -> None:
+        self._catalog, self._clock = catalog, clock
+        self._lock = threading.Lock()
+        self._facts: tuple[DatasetView, ...] = ()
+        state = SourceState.OFF if catalog is None else SourceState.WAITING
+        self._source = FactSource(name="catalog", title="catalog", state=state, period_s=CATALOG_PERIOD_S)
+
+    def facts(self) -> tuple[tuple[DatasetView, ...], FactSource]:
+        """Return what is known, and how old it is."""
+        with self._lock:
+            return self._facts, self._source
+
+    def refresh(self) -> None:
+        """Read the catalog once."""
+        if self._catalog is None:
+            return
+        try:
+            found = tuple(
+                replace(each, order=order) for order, each in enumerate(self._read(Catalog(self._catalog)))
+            )
+        except (DeepLinkError, OSError) as problem:
+            said = problem if isinstance(problem, DeepLinkError) else DeepLinkError(f"the catalog: {problem}")
+            with self._lock:
+                self._source = self._source.failed(said)
+            return
+        with self._lock:
+            self._facts, self._source = found, self._source.answered(self._clock.unix())
+
+    def _read(self, catalog: Catalog) -> Iterator[DatasetView]:
+        for name in catalog.names()[:MOST_DATASETS]:
+            try:
+                newest = catalog.latest(name)
+            except DeepLinkError:
+                newest = None
+            for version in reversed(catalog.versions(name)[-MOST_VERSIONS:]):
+                try:
+                    yield self._view(catalog, name, version, newest=version == newest)
+                except (DeepLinkError, OSError):
+                    raise
+                except Exception as problem:  # noqa: BLE001 - of one record: the others are shown
+                    log.warning(
+                        "dataset %s@%s is not shown: its record cannot be read (%r)", name, version, problem
+                    )
+
+    def _view(self, catalog: Catalog, name: str, version: Version, *, newest: bool) -> DatasetView:
+        record, key = catalog.record(name, version), f"{name}@{version}"
+        try:
+            where = held(catalog.root, key, unix=self._clock.unix())
+        except UnknownHoldingError:
+            where = None
+        return DatasetView(
+            key=key,
+            name=name,
+            version=version,
+            newest=newest,
+            files=_number(record.files) if record else None,
+            bytes=_number(record.bytes) if record else None,
+            shards=_number(record.shards) if record else None,
+            packed_unix=(_number(record.packed_unix) if record else None) or 0.0,
+            source=_text(record.source) if record else "",
+            home=_text(record.home) if record else "",
+            total=where.total if where else None,
+            nodes=tuple(sorted((_text(node), size) for node, size in where.bytes.items())) if where else None,
+        )
+
+
+# A record is JSON that anybody who may write to the catalog may have changed.
+
+
+def _number(value: Any) -> Any:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _text(value: object) -> str:
+    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
+
+
 def count(source: FactSource, seconds: float) -> None:
     """Note in the metrics how a question went."""
     good = source.state is SourceState.OK
@@ -246,7 +382,7 @@ class Collector:
     ) -> None:
         self.settings = settings
         self._clock = clock or SystemClock()
-        self._slurm = SlurmReader(settings, self._clock, slurm or Slurm(bounded_run))
+        self._slurm = SlurmReader(settings, self._clock, slurm or Slurm(command.within(QUERY_S)))
         self._journal = JournalReader(settings, self._clock)
         self._datasets = DatasetReader(settings.catalog, self._clock)
         self.refresh_datasets = self._datasets.refresh

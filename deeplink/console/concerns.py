@@ -12,9 +12,9 @@ from enum import Enum
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+from deeplink.console.collect import SourceState
 from deeplink.console.jobs import Mood
 from deeplink.console.nodes import STANDING_S, ShownHealth
-from deeplink.console.sources import SourceState
 from deeplink.core.text import counted
 from deeplink.scheduler.jobs.picture import in_words
 from deeplink.scheduler.liveness.heartbeats import KEEP_S
@@ -23,12 +23,15 @@ from deeplink.scheduler.slurm.nodeset import fold
 from deeplink.scheduler.slurm.states import JobState
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterable, Iterator, Sequence
 
     from deeplink.console.collect import Readings
     from deeplink.console.jobs import JobView
     from deeplink.console.nodes import NodeView
-    from deeplink.scheduler.recovery.records import Incident
+    from deeplink.console.snapshot import Memo
+    from deeplink.scheduler.recovery.records import Incident, JobRecord, NodeRecord
+    from deeplink.scheduler.slurm.parse import JobRow
 
 MOST_NAMED = 2  # of a kind in the page's first line
 MOST_OF_A_KIND = 20  # in the list
@@ -61,8 +64,8 @@ class ConcernKind(Enum):
         """The thing that is counted."""
         names = {
             ConcernKind.FINDING: "finding",
-            ConcernKind.LEAF: "lost leaf",
-            ConcernKind.LEMON: "node that fails again and again",
+            ConcernKind.LEAF: "leaf",
+            ConcernKind.LEMON: "failing node",
             ConcernKind.INCIDENT: "open incident",
         }
         return names.get(self, f"{self.value} job")
@@ -75,6 +78,7 @@ class ConcernKind(Enum):
             ConcernKind.LEAF: "fabric?health=down",
             ConcernKind.LEMON: "incidents",
             ConcernKind.INCIDENT: "incidents?state=open",
+            ConcernKind.STARVING: "jobs?state=running",
         }
         return places.get(self, f"jobs?state={self.value}")
 
@@ -102,14 +106,16 @@ class Headline:
     text: str
 
 
-def concerns(readings: Readings, nodes: Sequence[NodeView], jobs: Sequence[JobView]) -> tuple[Concern, ...]:
+def concerns(
+    readings: Readings, nodes: Sequence[NodeView], jobs: Sequence[JobView], memo: Memo
+) -> tuple[Concern, ...]:
     """Return what needs a hand: grave things first, then by kind."""
     found = [
-        *_of_jobs(jobs),
+        *memo.of("concerns of jobs", (jobs,), lambda jobs: tuple(_of_jobs(jobs))),
         *_of_sources(readings),
-        *_of_nodes(nodes),
+        *memo.of("concerns of nodes", (nodes,), lambda nodes: tuple(_of_nodes(nodes))),
         *_lemons(readings),
-        *_unheard(readings),
+        *_unheard(readings, memo),
         *_open(readings),
     ]
     urgency = {kind: place for place, kind in enumerate(ConcernKind)}
@@ -133,18 +139,20 @@ def _bounded(some: list[Concern]) -> list[Concern]:
         key=f"more-{kind.value}",
         kind=kind,
         mood=some[0].mood,
-        title=counted(rest, f"more {kind.more}"),
+        title=_more(rest, kind),
         evidence="they are not listed one by one",
         place=kind.place,
     )
     return [*some[:MOST_OF_A_KIND], more]
 
 
-def headline(
-    found: Sequence[Concern], nodes: Sequence[NodeView], jobs: Sequence[JobView], incidents_open: int
-) -> Headline:
-    """Say the most important things first, and how much is running."""
-    if not found and not nodes and not jobs:
+def _more(count: int, kind: ConcernKind) -> str:
+    return counted(count, kind.more).replace(" ", " more ", 1)
+
+
+def headline(found: Sequence[Concern], nodes: int, words: Counter[str], incidents_open: int) -> Headline:
+    """Say the most important things first, and how much is running; `words`: the jobs' states."""
+    if not found and not nodes and not words:
         return Headline(Mood.UNKNOWN, "Nothing known yet")
     by_kind: dict[ConcernKind, list[Concern]] = defaultdict(list)
     for one in found:
@@ -159,63 +167,51 @@ def headline(
             continue
         says += [one.title for one in some[:MOST_NAMED]]
         if len(some) > MOST_NAMED:
-            says.append(f"{counted(len(some) - MOST_NAMED, f'more {kind.more}')}")
-    running = sum(job.word == "running" for job in jobs)
+            says.append(_more(len(some) - MOST_NAMED, kind))
     if not says:
-        says = [f"all {len(nodes)} nodes well" if nodes else "no nodes known"]
+        says = [f"all {nodes} nodes well" if nodes else "no nodes known"]
     mood = next((worst for worst in (Mood.BAD, Mood.WARN) if any(one.mood is worst for one in found)), Mood.GOOD)
-    text = " · ".join([*dict.fromkeys(says), f"{counted(running, 'job')} running"])
+    text = " · ".join([*dict.fromkeys(says), f"{counted(words['running'], 'job')} running"])
     return Headline(mood, text[0].upper() + text[1:])
 
 
 def _of_jobs(jobs: Iterable[JobView]) -> Iterator[Concern]:
     for job in jobs:
-        word, place = job.word, f"jobs/{job.id}"
-        if word == "stranded":
+        said = _of_job(job)
+        if said:
+            kind, mood, title, evidence, command, help_ = said
             yield Concern(
-                key=f"stranded-{job.id}",
-                kind=ConcernKind.STRANDED,
-                mood=Mood.BAD,
-                title=f"job {job.label} is stranded",
-                evidence=job.detail or "its launcher has no node to go on with, and waits for the watchdog",
-                command=f"deeplink incidents --job {shlex.quote(job.label)}",  # it is its launcher's word
-                help="what happened, and what was tried",
-                place=place,
+                key=f"{kind.value}-{job.id}",
+                kind=kind,
+                mood=mood,
+                title=f"job {job.label} {title}",
+                evidence=evidence,
+                command=command,
+                help=help_,
+                place=f"jobs/{job.id}",
             )
-        elif word == "recovering":
-            yield Concern(
-                key=f"recovering-{job.id}",
-                kind=ConcernKind.RECOVERING,
-                mood=Mood.WARN,
-                title=f"job {job.label} is recovering",
-                evidence=job.detail or "its launcher starts it again; nothing is to be done",
-                command=f"deeplink status {shlex.quote(job.label)} --watch",
-                help="how it goes on",
-                place=place,
-            )
-        elif word == "running" and job.starved:
-            yield Concern(
-                key=f"starving-{job.id}",
-                kind=ConcernKind.STARVING,
-                mood=Mood.WARN,
-                title=f"job {job.label} waits for its data",
-                evidence=job.starved,
-                command=f"deeplink status {shlex.quote(job.label)}",
-                help="what binds it, and what would help",
-                place=place,
-            )
-        elif word == "held" and (job.watched or not job.pending_reason.startswith("JobHeldUser")):
+
+
+def _of_job(job: JobView) -> tuple[ConcernKind, Mood, str, str, str, str] | None:
+    label = shlex.quote(job.label)  # it is its launcher's word
+    match job.word:
+        case "stranded":
+            evidence = job.detail or "its launcher has no node to go on with, and waits for the watchdog"
+            command, why = f"deeplink incidents --job {label}", "what happened, and what was tried"
+            return ConcernKind.STRANDED, Mood.BAD, "is stranded", evidence, command, why
+        case "recovering":
+            evidence = job.detail or "its launcher starts it again; nothing is to be done"
+            command = f"deeplink status {label} --watch"
+            return ConcernKind.RECOVERING, Mood.WARN, "is recovering", evidence, command, "how it goes on"
+        case "running" if job.starved:
+            command, why = f"deeplink status {label}", "what binds it, and what would help"
+            return ConcernKind.STARVING, Mood.WARN, "waits for its data", job.starved, command, why
+        case "held" if job.watched or not job.pending_reason.startswith("JobHeldUser"):
             # A job that its user holds, and that nobody watches, is its user's affair.
-            yield Concern(
-                key=f"held-{job.id}",
-                kind=ConcernKind.HELD,
-                mood=Mood.WARN,
-                title=f"job {job.label} is held",
-                evidence="; ".join(filter(None, (in_words(job.pending_reason), job.detail, job.user))),
-                command=f"scontrol release {job.remedy.rpartition('`scontrol release ')[2].partition('`')[0]}",
-                help="lets it start" if "administrator" not in job.remedy else "lets it start; an operator's",
-                place=place,
-            )
+            evidence = "; ".join(filter(None, (in_words(job.pending_reason), job.detail, job.user)))
+            why = "lets it start" if "administrator" not in job.remedy else "lets it start; an operator's"
+            return ConcernKind.HELD, Mood.WARN, "is held", evidence, _command_in(job.remedy), why
+    return None
 
 
 def _of_sources(readings: Readings) -> Iterator[Concern]:
@@ -354,16 +350,14 @@ def _lemons(readings: Readings) -> Iterator[Concern]:
 _NO_FAILURE = BLAMELESS | {IncidentKind.NODE_BACK, IncidentKind.REQUEUE_HELD}
 
 
-def _unheard(readings: Readings) -> Iterator[Concern]:
+def _unheard(readings: Readings, memo: Memo) -> Iterator[Concern]:
     """Say that the watchdog hears no caller, though one should call: a standing agent of late, a job on record."""
     journal = readings.journal
-    standing = any(readings.unix - node.attended_unix <= STANDING_S for node in journal.nodes)
-    running = {int(row.id) for row in readings.slurm.jobs if row.state is JobState.RUNNING}
-    runs = any(job.job in running and not job.newest.phase.ended for job in journal.jobs)
+    parts = (journal.nodes, journal.jobs, readings.slurm.jobs)
+    attended, heard, runs = memo.of("callers", parts, _callers)
     is_read = any(each.name == "journal" and each.state is SourceState.OK for each in readings.sources)
-    if not is_read or not (standing or runs):
+    if not is_read or not (runs or readings.unix - attended <= STANDING_S):
         return
-    heard = max([*(node.seen_unix for node in journal.nodes), *(job.newest.beat_unix for job in journal.jobs)])
     if readings.unix - heard <= HEARD_S:
         return
     since = f" for {counted(round((readings.unix - heard) / 60), 'minute')}" if heard else ""
@@ -377,6 +371,16 @@ def _unheard(readings: Readings) -> Iterator[Concern]:
         help="asks it from each node as an agent would",
         since_unix=heard,
     )
+
+
+def _callers(
+    nodes: Iterable[NodeRecord], records: Iterable[JobRecord], slurm_jobs: Iterable[JobRow]
+) -> tuple[float, float, bool]:
+    """Return when a standing agent was last heard, when any caller was, and whether a job on record runs."""
+    running = {int(row.id) for row in slurm_jobs if row.state is JobState.RUNNING}
+    heard = [*(node.seen_unix for node in nodes), *(job.newest.beat_unix for job in records)]
+    runs = any(job.job in running and not job.newest.phase.ended for job in records)
+    return max((node.attended_unix for node in nodes), default=0.0), max(heard, default=0.0), runs
 
 
 def _open(readings: Readings) -> Iterator[Concern]:

@@ -29,7 +29,6 @@ HEARTBEAT_S = 10.0
 PACKED_LEVEL = 5
 _DEEPEST = 32  # levels of what goes out; ours are fewer than ten
 TABLES = ("concerns", "switches", "nodes", "jobs", "incidents", "datasets", "sources")
-META = ("unix", "cluster", "demo", "interval_s", "headline", "jobs_known", "running")
 
 
 def change(old: Document, new: Document) -> Document:
@@ -44,6 +43,8 @@ def change(old: Document, new: Document) -> Document:
     gone: Document = {}
     for table in TABLES:
         had, has = old.get(table, {}), new.get(table, {})
+        if had is has:
+            continue
         changed = {key: fields for key, row in has.items() if (fields := _fields(had.get(key, {}), row))}
         left = [key for key in had if key not in has]
         if changed:
@@ -52,14 +53,14 @@ def change(old: Document, new: Document) -> Document:
             gone[table] = left
     return {
         "after": old["seq"],
-        "meta": {"seq": new["seq"], **_fields(_meta(old), _meta(new))},
+        "meta": _fields(_meta(old), _meta(new)),
         "set": set_,
         "gone": gone,
     }
 
 
 def _meta(document: Document) -> Document:
-    return {key: document[key] for key in META if key in document}
+    return {key: value for key, value in document.items() if key not in TABLES}
 
 
 def _fields(old: Document, new: Document) -> Document:

@@ -6,27 +6,25 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
+from functools import partial
 from typing import TYPE_CHECKING
 
-from deeplink.console.curve import Point, drawn, finite, rate
 from deeplink.console.nodes import NodeRole
+from deeplink.core import process_metrics
 from deeplink.scheduler.jobs.measured import measured
-from deeplink.scheduler.jobs.picture import release_of
+from deeplink.scheduler.jobs.picture import FRESH_S, pace, release_of
 from deeplink.scheduler.recovery.records import Phase
 from deeplink.scheduler.slurm.states import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from deeplink.console.collect import Readings
-    from deeplink.console.memo import Memo
+    from deeplink.console.snapshot import Memo
     from deeplink.core.types import Attempt
     from deeplink.scheduler.recovery.records import AttemptRecord, JobRecord, ProgressPoint
     from deeplink.scheduler.slurm.parse import JobRow
 
-FRESH_S = 15.0
-"""A launcher sends a heartbeat each second; after so long without one its report of the phase does not count."""
 MOST_JOBS = 200  # jobs that every page is told of; the others are asked for, page by page
 _HUES = 6
 STARVED = 0.4  # a job that waits for its data for such a share of its steps needs a hand
@@ -69,6 +67,33 @@ def condition(phase: str, slurm_state: str, remedy: str) -> tuple[str, Mood]:
     if slurm_state in {"COMPLETED", "CANCELLED"}:
         return word, Mood.DONE
     return word, Mood.GOOD if slurm_state == "RUNNING" else Mood.CALM
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One report, reduced to the metric that is drawn."""
+
+    attempt: Attempt
+    step: int
+    unix: float
+    value: float
+
+
+def drawn(reports: Sequence[ProgressPoint]) -> tuple[str, tuple[Point, ...]]:
+    """Return the metric that is drawn (`loss`, else the first by name), and rank 0's points of it."""
+    named = {name for report in reports for name in report.metrics if not name.startswith(process_metrics.PREFIX)}
+    metric = "loss" if "loss" in named or not named else min(named)
+    return metric, tuple(
+        Point(report.attempt, report.step, report.unix, report.metrics[metric])
+        for report in reports
+        if report.rank == 0 and metric in report.metrics
+    )
+
+
+def finite(value: float) -> float | None:
+    """Return what a screen can show of a value; None where it is no number, or infinite."""
+    # Six digits are more than a screen shows, and half the bytes.
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def repeated(spans: Sequence[tuple[int, int]]) -> int:
@@ -138,20 +163,31 @@ class JobView:
 
 def job_views(readings: Readings, memo: Memo) -> tuple[JobView, ...]:
     """Return every job on record, and those of Slurm that have not ended: the most telling first."""
+    journal = readings.journal
+    silent = frozenset(one.job for one in journal.jobs if readings.unix - one.newest.beat_unix > FRESH_S)
+    return memo.of("jobs", (readings.slurm.jobs, journal.jobs, journal.reports, silent), partial(_views, memo))
+
+
+def _views(
+    memo: Memo,
+    slurm_jobs: Iterable[JobRow],
+    records: Iterable[JobRecord],
+    reports: Mapping[int, tuple[ProgressPoint, ...]],
+    silent: Container[int],
+) -> tuple[JobView, ...]:
+    rows, others = memo.of("jobs of Slurm", (slurm_jobs,), partial(_of_slurm, memo))
+    parts = {one.job: (one, rows.get(one.job), reports.get(one.job, ()), one.job in silent) for one in records}
+    watched = memo.rows("watched", parts, _watched)
+    alone = (view for job, view in others.items() if job not in watched)
+    return tuple(sorted([*watched.values(), *alone], key=_weight))
+
+
+def _of_slurm(memo: Memo, slurm_jobs: Iterable[JobRow]) -> tuple[dict[int, JobRow], dict[int, JobView]]:
     # Of tasks that have not started, which share an id, a held one is shown: it needs somebody.
-    rows = {int(row.id): row for row in sorted(readings.slurm.jobs, key=lambda row: bool(release_of(row)))}
-    reports = readings.journal.reports
-    watched = []
-    for record in readings.journal.jobs:
-        row = rows.get(record.job)
-        parts = record, row, reports.get(record.job, ()), _lost(record.newest, row, readings.unix)
-        watched.append(memo.of("job", record.job, parts, _watched))
-    have = {made.id for made in watched}
-    waiting = Counter(row.id for row in readings.slurm.jobs if row.shares_id)
-    others = [
-        _unwatched(row, waiting[row.id]) for row in rows.values() if row.id not in have and not row.state.final
-    ]
-    return tuple(sorted([*watched, *others], key=_weight))
+    rows = {int(row.id): row for row in sorted(slurm_jobs, key=lambda row: bool(release_of(row)))}
+    waiting = Counter(row.id for row in slurm_jobs if row.shares_id)
+    going_on = {job: (row, waiting[row.id]) for job, row in rows.items() if not row.state.final}
+    return rows, memo.rows("unwatched", going_on, _unwatched)
 
 
 _GRAVITY = {mood: place for place, mood in enumerate(Mood)}
@@ -161,8 +197,14 @@ def _weight(job: JobView) -> tuple[bool, bool, int, bool, int]:
     return job.over, not job.remedy, _GRAVITY[job.mood], not job.watched, -job.id
 
 
-def _watched(record: JobRecord, row: JobRow | None, reports: tuple[ProgressPoint, ...], lost: bool) -> JobView:  # noqa: FBT001 - a part
+def _watched(
+    record: JobRecord,
+    row: JobRow | None,
+    reports: tuple[ProgressPoint, ...],
+    silent: bool,  # noqa: FBT001 - a part
+) -> JobView:
     newest = record.newest
+    lost = _lost(newest, row, silent=silent)
     points: tuple[Point, ...] = drawn(reports)[1]
     spans = [
         (each.first_step, each.last_step)
@@ -190,7 +232,7 @@ def _watched(record: JobRecord, row: JobRow | None, reports: tuple[ProgressPoint
         ring_stock=newest.ring_crossings_stock if newest.nodes else None,
         step=next((each.last_step for each in reversed(record.attempts) if each.last_step is not None), None),
         loss=_number(points[-1].value) if points else None,
-        rate=None if over else rate(points),
+        rate=None if over else pace([each for each in reports if each.rank == 0]).steps_per_s,
         repeated_steps=repeated(spans),
         heard_unix=round(newest.beat_unix, 1),
         starved="" if over else _starved(reports),
@@ -198,16 +240,14 @@ def _watched(record: JobRecord, row: JobRow | None, reports: tuple[ProgressPoint
     )
 
 
-def _lost(newest: AttemptRecord, row: JobRow | None, now: float) -> bool:
+def _lost(newest: AttemptRecord, row: JobRow | None, *, silent: bool) -> bool:
     """Tell whether the launcher's last report no longer counts.
 
     It fell silent, Slurm knows of the job's end, or of its return to the queue: then its run ended, not the job.
     """
     if newest.phase.ended:
         return row is not None and (row.state is JobState.PENDING or bool(release_of(row)))
-    if row is not None and row.state.final:
-        return True
-    return now - newest.beat_unix > FRESH_S
+    return silent or (row is not None and row.state.final)
 
 
 def _starved(reports: Sequence[ProgressPoint]) -> str:
@@ -230,7 +270,6 @@ def _attempt(each: AttemptRecord, record: JobRecord) -> AttemptView:
     )
 
 
-@lru_cache(16_384)
 def _unwatched(row: JobRow, tasks: int) -> JobView:
     return JobView(
         id=row.id,

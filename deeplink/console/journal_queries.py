@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deeplink.console.curve import CurveView
+from deeplink.console.jobs import drawn, finite
 from deeplink.console.query import Query, paged
 from deeplink.console.snapshot import incident_row
-from deeplink.console.timeline import NodeEvent, measurements, timeline
+from deeplink.console.timeline import NodeEvent, kept, measurements, timeline
 from deeplink.scheduler.journal.incident_json import cost, whole_document
 from deeplink.scheduler.journal.journal import Journal, JournalMissingError
 from deeplink.scheduler.recovery.records import IncidentOutcome
@@ -51,10 +51,14 @@ class JournalQueries:
                 record = journal.job(job)
                 if record is None:
                     return None
-                made = CurveView.of(journal.points(job), [each.attempt for each in record.attempts])
+                metric, points = drawn(journal.points(job))
         except JournalMissingError:  # nothing was ever watched
             return None
-        return {"metric": made.metric, "points": [list(point) for point in made.points]}
+        thinned = kept(points, [each.attempt for each in record.attempts])
+        return {
+            "metric": metric,
+            "points": [[point.step, finite(point.value), attempt] for point, attempt in thinned],
+        }
 
     def timeline(self, job: int, asked: Query, found: Iterable[NodeEvent]) -> dict[str, Any] | None:
         """Return a job's course between two moments, or None where nothing is on record of it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import partial
 from typing import TYPE_CHECKING
 
 from deeplink.core.finding import Severity
@@ -13,10 +13,10 @@ from deeplink.scheduler.jobs.picture import help_for, in_short
 from deeplink.scheduler.slurm.states import NodeFlag, NodeState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from deeplink.console.collect import Readings
-    from deeplink.console.memo import Memo
+    from deeplink.console.snapshot import Memo
     from deeplink.scheduler.recovery.records import NodeRecord
     from deeplink.scheduler.slurm.parse import NodeRow, SwitchRow
 
@@ -40,11 +40,6 @@ class ShownHealth(Enum):
     DOWN = "down"
     MAINT = "maint"
     UNKNOWN = "unknown"
-
-    @property
-    def well(self) -> bool:
-        """Whether nothing is wrong with it."""
-        return self in {ShownHealth.BUSY, ShownHealth.IDLE, ShownHealth.MAINT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,21 +128,40 @@ def node_views(
     readings: Readings, seats: Mapping[str, NodeRole], switches: Sequence[SwitchView], memo: Memo
 ) -> tuple[NodeView, ...]:
     """Return every node that Slurm or the journal knows, in natural order."""
-    rows = {str(row.name): row for row in readings.slurm.nodes}
-    agents = {str(record.name): record for record in readings.journal.nodes}
-    leaf_of = _leaves(readings)
-    known = {switch.name for switch in switches}
-    views = []
-    named = filter(_NAME.fullmatch, {*rows, *agents, *seats})
-    for order, name in enumerate(sorted(named, key=natural)):
-        leaf = leaf_of.get(name, OUTSIDE)
-        switch = leaf if leaf in known else OUTSIDE
-        agent = agents.get(name)
-        live = agent is not None and readings.unix - agent.seen_unix <= LIVE_S
-        standing = agent is not None and readings.unix - agent.attended_unix <= STANDING_S
-        parts = (order, name, switch, rows.get(name), agent, seats.get(name), live, standing)
-        views.append(memo.of("node", name, parts, _view))
-    return tuple(views)
+    agents, now = readings.journal.nodes, readings.unix
+    live = frozenset(one.name for one in agents if now - one.seen_unix <= LIVE_S)
+    standing = frozenset(one.name for one in agents if now - one.attended_unix <= STANDING_S)
+    slurm = readings.slurm
+    parts = (slurm.nodes, agents, seats, slurm.switches, switches, live, standing)
+    return memo.of("nodes", parts, partial(_views, memo))
+
+
+def _views(  # noqa: PLR0917 - each source of facts
+    memo: Memo,
+    rows: Iterable[NodeRow],
+    records: Sequence[NodeRecord],
+    seats: Mapping[str, NodeRole],
+    tree: Sequence[SwitchRow],
+    switches: Iterable[SwitchView],
+    live: Container[str],
+    standing: Container[str],
+) -> tuple[NodeView, ...]:
+    row_of = {str(row.name): row for row in rows}
+    agents = {str(record.name): record for record in records}
+    leaves, known = _leaves(tree, records), {switch.name for switch in switches}
+    named = frozenset((*row_of, *agents, *seats))
+    parts = {
+        name: (
+            order, name, leaf if (leaf := leaves.get(name)) in known else OUTSIDE, row_of.get(name),
+            agents.get(name), seats.get(name), name in live, name in standing,
+        )
+        for order, name in enumerate(memo.of("order of nodes", (named,), _in_order))
+    }  # fmt: skip
+    return tuple(memo.rows("node", parts, _view).values())
+
+
+def _in_order(named: Iterable[str]) -> list[str]:
+    return sorted(filter(_NAME.fullmatch, named), key=natural)
 
 
 def _view(  # noqa: PLR0917 - each source of facts
@@ -200,7 +214,6 @@ def _health(row: NodeRow | None, agent: NodeRecord | None, seat: NodeRole | None
     return health, reason
 
 
-@lru_cache(16_384)
 def natural(name: str) -> list[tuple[int, str]]:
     """Return what sorts n2 before n10.
 
@@ -210,14 +223,18 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name) if part]
 
 
-def switch_views(readings: Readings) -> tuple[SwitchView, ...]:
+def switch_views(readings: Readings, memo: Memo) -> tuple[SwitchView, ...]:
     """Return the switch tree: Slurm's own, else what the nodes say of where they hang, else one box for all."""
-    rows = readings.slurm.switches
-    views = list(_from_slurm(rows) if rows else _from_addresses(readings.journal.nodes))
-    leaf_of = _leaves(readings)
-    names = {view.name for view in views}
-    everyone = {*(row.name for row in readings.slurm.nodes), *(record.name for record in readings.journal.nodes)}
-    if any(leaf_of.get(name) not in names for name in everyone):
+    slurm = readings.slurm
+    return memo.of("switches", (slurm.switches, slurm.nodes, readings.journal.nodes), _switches)
+
+
+def _switches(
+    rows: Sequence[SwitchRow], nodes: Iterable[NodeRow], records: Sequence[NodeRecord]
+) -> tuple[SwitchView, ...]:
+    views = list(_from_slurm(rows) if rows else _from_addresses(records))
+    leaves, known = _leaves(rows, records), {view.name for view in views}
+    if any(leaves.get(one.name) not in known for some in (nodes, records) for one in some):
         title = "no switch known" if views else "all nodes (no topology known)"
         views.append(SwitchView(name=OUTSIDE, title=title, level=0, parent=None, order=len(views)))
     return tuple(views)
@@ -242,7 +259,7 @@ def _from_addresses(nodes: Iterable[NodeRecord]) -> Iterable[SwitchView]:
         yield SwitchView(name=name, title=name, level=depth[name], parent=parents[name], order=order)
 
 
-def _leaves(readings: Readings) -> dict[str, str]:
-    if readings.slurm.switches:
-        return {name: row.name for row in readings.slurm.switches if row.level == 0 for name in row.nodes}
-    return {record.name: record.leaf for record in readings.journal.nodes if record.leaf}
+def _leaves(tree: Sequence[SwitchRow], records: Iterable[NodeRecord]) -> dict[str, str]:
+    if tree:
+        return {name: row.name for row in tree if row.level == 0 for name in row.nodes}
+    return {record.name: record.leaf for record in records if record.leaf}

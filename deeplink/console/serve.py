@@ -16,12 +16,11 @@ from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from deeplink.console.app import build_app
-from deeplink.console.datasets import CATALOG_PERIOD_S
+from deeplink.console.collect import CATALOG_PERIOD_S
 from deeplink.console.feed import Feed
 from deeplink.console.job_metrics import measure
 from deeplink.console.journal_queries import JournalQueries
-from deeplink.console.memo import Memo
-from deeplink.console.snapshot import ConsoleSnapshot, build
+from deeplink.console.snapshot import ConsoleSnapshot, Memo, build
 from deeplink.core.admission import Admission, ConnectionBounds
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
@@ -288,7 +287,8 @@ class Console:
                 self._news.clear()
                 readings = self._collector.readings()
                 made = build(readings, self._memo)
-                measure(made, readings)
+                counted = (made.nodes, made.jobs, made.incidents, readings.journal.reports)
+                self._memo.of("metrics", counted, lambda *_, made=made, readings=readings: measure(made, readings))
                 loop.call_soon_threadsafe(self._publish, made, made.document(self._memo))
                 # Slurm's answer is the time to look; the clock is where that takes long, or where it is not asked.
                 slurm = self._collector.settings.slurm

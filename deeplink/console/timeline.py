@@ -7,7 +7,7 @@ import math
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
-from deeplink.console.curve import Point, finite, kept
+from deeplink.console.jobs import Point, finite
 from deeplink.console.snapshot import incident_row
 from deeplink.core import process_metrics
 from deeplink.scheduler.jobs.measured import measured
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.recovery.records import Incident, JobRecord, ProgressPoint, RankTimes
 
 MOST_METRICS = 6
+MOST_POINTS = 600  # of a series
 MOST_EVENTS = 200
 MOST_RANK_ROWS = 160  # rows of a heat map, of all attempts together
 _OURS = frozenset({"samples", "samples_per_s", "total_steps"})
@@ -158,3 +159,35 @@ def _checkpoints(points: Iterable[ProgressPoint]) -> list[list[float]]:
         if math.isfinite(step) and math.isfinite(unix):
             found[unix] = step
     return [[unix, step] for unix, step in sorted(found.items())]
+
+
+def kept(points: Sequence[Point], order: Sequence[object]) -> list[tuple[Point, int]]:
+    """Return at most about `MOST_POINTS` of the points: of each stretch the least and the greatest, never an end.
+
+    Each with the number of its attempt in `order`. The stretch is a power of two, so that more points leave what
+    was drawn as it is until it doubles.
+    """
+    stretch = 1
+    while 2 * len(points) / stretch > MOST_POINTS and stretch < len(points):
+        stretch *= 2
+    index = {attempt: number for number, attempt in enumerate(order)}
+    found: list[tuple[Point, int]] = []
+    for attempt, run in groupby(points, key=lambda point: point.attempt):
+        if attempt in index:
+            found.extend((point, index[attempt]) for point in _thin_run(list(run), stretch))
+    return found
+
+
+def _thin_run(run: list[Point], stretch: int) -> list[Point]:
+    chosen: dict[int, None] = {0: None}
+    for start in range(0, len(run), stretch):
+        window = range(start, min(start + stretch, len(run)))
+        strange = [at for at in window if not math.isfinite(run[at].value)]
+        known = [at for at in window if math.isfinite(run[at].value)]
+        if known:
+            chosen[min(known, key=lambda at: run[at].value)] = None
+            chosen[max(known, key=lambda at: run[at].value)] = None
+        if strange:
+            chosen[strange[0]] = None
+    chosen[len(run) - 1] = None
+    return [run[at] for at in sorted(chosen)]

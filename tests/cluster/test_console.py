@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.console.collect import QUERY_S, Collector, ConsoleSettings
+from deeplink.console.collect import QUERY_S, Collector, ConsoleSettings, SourceState
 from deeplink.console.feed import encode
 from deeplink.console.jobs import Mood
 from deeplink.console.nodes import ShownHealth
 from deeplink.console.snapshot import ConsoleSnapshot, build
-from deeplink.console.sources import SourceState
 from deeplink.core.text import printable
 from deeplink.core.types import Attempt
 from deeplink.scheduler.journal.journal import Journal

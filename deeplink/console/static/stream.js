@@ -1,13 +1,13 @@
 // The state of the cluster: one compressed snapshot, then the stream of what changes, for ever.
 
-const TABLES = ["concerns", "switches", "nodes", "jobs", "incidents", "datasets", "sources"];
-
 /** Folds a change into the state: changed fields of changed things, names of things gone. */
 function apply(state, change) {
   Object.assign(state, change.meta);
-  for (const table of TABLES) {
-    for (const [key, fields] of Object.entries(change.set[table] || {})) state[table][key] = { ...state[table][key], ...fields };
-    for (const key of change.gone[table] || []) delete state[table][key];
+  for (const [table, rows] of Object.entries(change.set)) {
+    for (const [key, fields] of Object.entries(rows)) state[table][key] = { ...state[table][key], ...fields };
+  }
+  for (const [table, keys] of Object.entries(change.gone)) {
+    for (const key of keys) delete state[table][key];
   }
 }
 

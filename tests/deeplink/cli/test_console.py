@@ -28,7 +28,7 @@ COMMAND = [sys.executable, "-m", "deeplink", "console"]
 PATIENT = """
 from deeplink.console import collect
 from deeplink.cli import main
-collect.QUERY_S = collect.bounded_run.__kwdefaults__["timeout_s"] = 900.0
+collect.QUERY_S = 900.0
 main()
 """
 

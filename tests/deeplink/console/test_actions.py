@@ -19,8 +19,14 @@ from deeplink.console.actions import LONGEST_BODY, MOST_AT_ONCE, ConsoleActions
 from deeplink.console.app import build_app
 from deeplink.console.collect import Collector
 from deeplink.console.journal_queries import JournalQueries
-from deeplink.console.request_guard import Access
-from deeplink.console.roles import ConsoleRole, Roles, check_proxies, foreign_origin, parse_networks
+from deeplink.console.request_guard import (
+    Access,
+    ConsoleRole,
+    Roles,
+    check_proxies,
+    foreign_origin,
+    parse_networks,
+)
 from deeplink.console.serve import Console, Server, listen, parse_address
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.journal.journal import Journal

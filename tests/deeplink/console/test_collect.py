@@ -6,13 +6,21 @@ import os
 from pathlib import Path
 from typing import Any
 
-from deeplink.console.collect import HEARD_S, MOST_FRESH, SLOW_PERIOD_S, Collector, ConsoleSettings, bounded_run
+from deeplink.console.collect import (
+    HEARD_S,
+    MOST_FRESH,
+    QUERY_S,
+    SLOW_PERIOD_S,
+    Collector,
+    ConsoleSettings,
+    SourceState,
+)
 from deeplink.console.snapshot import build
-from deeplink.console.sources import SourceState
 from deeplink.core.clock import ManualClock
 from deeplink.core.types import Attempt
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import Beat, Incident, Phase, ProgressPoint
+from deeplink.scheduler.slurm import command
 from deeplink.scheduler.slurm.client import Slurm
 
 
@@ -67,7 +75,7 @@ def test_a_controller_that_came_back_is_whole_again_at_once(tmp_path: Path, slur
 
 def test_slurm_that_is_not_installed_is_said(tmp_path: Path) -> None:
     def missing(_argv: Any, /, *, timeout_s: float = 1.0) -> str:
-        return bounded_run(["deeplink-no-such-program"], timeout_s=timeout_s)
+        return command.within(QUERY_S)(["deeplink-no-such-program"], timeout_s=timeout_s)
 
     collector = Collector(ConsoleSettings(journal=tmp_path / "none"), slurm=Slurm(missing))
     collector.refresh_slurm()

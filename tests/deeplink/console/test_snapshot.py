@@ -7,6 +7,7 @@ import json
 import math
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,14 @@ from typing import Any
 import pytest
 
 from deeplink.cache.replicate import residency
-from deeplink.console.collect import Collector, ConsoleSettings, JournalFacts, Readings
-from deeplink.console.concerns import ConcernKind, concerns
+from deeplink.console.collect import Collector, ConsoleSettings, FactSource, JournalFacts, Readings, SourceState
+from deeplink.console.concerns import ConcernKind, concerns, headline
 from deeplink.console.feed import Feed
 from deeplink.console.jobs import MOST_JOBS, Mood
 from deeplink.console.journal_queries import JournalQueries
 from deeplink.console.nodes import NodeView, ShownHealth, slurm_health
 from deeplink.console.query import search
-from deeplink.console.snapshot import ConsoleSnapshot, build
-from deeplink.console.sources import FactSource, SourceState
+from deeplink.console.snapshot import ConsoleSnapshot, Memo, build
 from deeplink.core.finding import Finding, Severity
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.jobs.picture import help_for
@@ -355,8 +355,26 @@ def test_a_leaf_of_which_every_node_is_lost_is_told_as_one(journal: Journal) -> 
     lost = [node_view(f"n{number}", "leaf1", ShownHealth.DOWN) for number in (2, 3)]
     well = [node_view(f"n{number}", "leaf0", ShownHealth.IDLE) for number in (0, 1)]
     readings = Readings(unix=1.0, interval_s=1.0, sources=())
-    titles = [each.title for each in concerns(readings, [*well, *lost], ())]
+    titles = [each.title for each in concerns(readings, (*well, *lost), (), Memo())]
     assert titles == ["2 nodes down", "every node of leaf1 is lost"]
+
+
+def test_what_the_first_line_does_not_name_is_counted_in_words_that_agree() -> None:
+    nodes = [node_view(f"n{number}", f"leaf{number // 2}", ShownHealth.DOWN) for number in range(10)]
+    failures = tuple(
+        Incident(
+            id=f"x-{number}", kind="node-dead", node=NodeName(f"m{number % 5}"), began_unix=1.0, detected_unix=1.0
+        )
+        for number in range(15)
+    )
+    readings = Readings(unix=2.0, interval_s=1.0, sources=(), journal=JournalFacts(incidents=failures))
+    text = headline(concerns(readings, (*nodes,), (), Memo()), len(nodes), Counter(), 15).text
+    assert " · 3 more leaves · " in text
+    assert " · 3 more failing nodes · " in text
+
+
+def test_jobs_that_starve_beyond_those_listed_are_found_where_the_page_says() -> None:
+    assert ConcernKind.STARVING.place == "jobs?state=running", "no job is in a state of that name"
 
 
 def node_view(name: str, switch: str, health: ShownHealth) -> NodeView:
@@ -477,3 +495,20 @@ def test_the_snapshot_is_frozen(collector: Collector) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         made()
     assert JournalFacts().jobs == ()
+
+
+def test_only_what_changed_is_made_again(filled: Journal, collector: Collector, slurm: Any) -> None:
+    memo = Memo()
+    looks = []
+    for state in ("PENDING", "PENDING", "RUNNING"):
+        slurm.jobs = (("40", "40", state, "Priority", "0", "1", "dora", "", "", "sweep"),)
+        collector.refresh_slurm()
+        made = build(collector.readings(), memo)
+        looks.append((made, made.document(memo)))
+    (first, before), (second, same), (_, after) = looks
+    assert second.nodes is first.nodes
+    assert second.jobs is first.jobs
+    assert all(same[table] is before[table] for table in ("nodes", "jobs", "switches", "incidents", "datasets"))
+    assert after["jobs"] is not same["jobs"]
+    assert [job for job, row in after["jobs"].items() if row is not same["jobs"].get(job)] == ["40"]
+    assert after["nodes"] is same["nodes"]
