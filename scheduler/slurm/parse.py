@@ -321,7 +321,7 @@ def parse_nodes(text: str) -> list[NodeRow]:
 
 
 def _quiet_parts(record: str) -> tuple[str, str, str]:
-    """Cut load and free memory out: of most nodes nothing else changes, and `_lasting` takes four times as long."""
+    """Cut load and free memory out: of most nodes nothing else changes, and `_lasting` takes longer."""
     head, _, rest = record.partition(" CPULoad=")
     middle, found, tail = rest.partition(" FreeMem=")
     return (head, middle.partition(" ")[2], tail.partition(" ")[2]) if found else (record, "", "")
