@@ -35,7 +35,6 @@ from deeplink.scheduler.placement.request import (
     NodeCapacity,
     NoPlacementError,
     PlacementCluster,
-    PlacementLimit,
     PlacementRequest,
     Speeds,
 )
@@ -217,9 +216,7 @@ def by_name(cluster: PlacementCluster, request: PlacementRequest) -> tuple[NodeN
     """Return the first idle nodes by name: what there is without a topology."""
     idle = sorted((node for node, room in cluster.rooms.items() if room.idle), key=natural)
     if len(idle) < request.nodes:
-        raise NoPlacementError(
-            "too few", limit=PlacementLimit.BUSY, wanted=request.nodes, there=len(idle), later=True
-        )
+        raise NoPlacementError("too few")
     return tuple(idle[: request.nodes])
 
 

@@ -359,8 +359,7 @@ def partition_of(ask: Ask, now: ClusterState) -> Partition:
     if name in now.partitions:
         return now.partitions[name]
     raise NoPlacementError(
-        f"there is no partition {name}" if name else "no partition is named, and none is the default",
-        limit="partition",
+        f"there is no partition {name}" if name else "no partition is named, and none is the default"
     )
 
 
@@ -370,8 +369,7 @@ def rooms_of(
     """Return what the cluster has for a job."""
     partition = partition_of(ask, now)
     if ask.limit_s > partition.limit_s:
-        problem = f"its time limit is longer than jobs may run in partition {partition.name}"
-        raise NoPlacementError(problem, limit="time")
+        raise NoPlacementError(f"its time limit is longer than jobs may run in partition {partition.name}")
     whole = ask.exclusive or partition.whole
     able = _able(ask, partition, now.nodes)
     living = {name: node for name, node in able.items() if not node.dead and name not in dead}
@@ -389,27 +387,26 @@ def rooms_of(
 def _able(ask: Ask, partition: Partition, nodes: Mapping[NodeName, NodeNow]) -> dict[NodeName, NodeNow]:
     """Return the nodes that could run it, were they idle and well."""
     left = {name: nodes[name] for name in partition.nodes}
-    _check(ask, left, "nodes", f"partition {partition.name} has")
+    _check(ask, left, f"partition {partition.name} has")
     excluded, features = frozenset(ask.excluded), frozenset(ask.features)
     left = {name: node for name, node in left.items() if name not in excluded}
-    _check(ask, left, "excluded", "without the excluded ones there are")
+    _check(ask, left, "without the excluded ones there are")
     left = {name: node for name, node in left.items() if features <= node.features}
-    _check(ask, left, "features", f"with {'&'.join(ask.features)} there are")
+    _check(ask, left, f"with {'&'.join(ask.features)} there are")
     left = {name: node for name, node in left.items() if _may_have(node.gpus(ask.gpu_type), ask.gpus)}
     kind = f"{ask.gpu_type} GPU" if ask.gpu_type else "GPU"
-    _check(ask, left, "gpus", f"with {counted(ask.gpus, kind)} each there are")
+    _check(ask, left, f"with {counted(ask.gpus, kind)} each there are")
     left = {
         name: node for name, node in left.items() if node.cpus >= ask.cpus and node.memory_mib >= ask.memory_mib
     }
     memory = f" and {ask.memory_mib:,} MiB" if ask.memory_mib else ""
-    _check(ask, left, "size", f"with {counted(ask.cpus, 'CPU')}{memory} each there are")
+    _check(ask, left, f"with {counted(ask.cpus, 'CPU')}{memory} each there are")
     return left
 
 
-def _check(ask: Ask, left: Collection[NodeName], limit: str, why: str) -> None:
+def _check(ask: Ask, left: Collection[NodeName], why: str) -> None:
     if len(left) < ask.nodes:
-        problem = f"{counted(ask.nodes, 'node')} wanted; {why} {len(left):,}"
-        raise NoPlacementError(problem, limit=limit)
+        raise NoPlacementError(f"{counted(ask.nodes, 'node')} wanted; {why} {len(left):,}")
 
 
 def _may_have(there: int | None, wanted: int) -> bool:

@@ -17,7 +17,7 @@ from deeplink.core.text import counted, listed
 from deeplink.scheduler.placement.hint.cluster_survey import Rooms, partition_of, rooms_of
 from deeplink.scheduler.placement.hint.decision import Decision, HintKind, NodeChoice, Why
 from deeplink.scheduler.placement.request import DEFAULT_COST, DataResidency, NoPlacementError, PlacementCluster
-from deeplink.scheduler.placement.search import place
+from deeplink.scheduler.placement.search import place, weigh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -122,14 +122,10 @@ class Weighed:
 
     def option(self, nodes: Collection[NodeName]) -> NodeChoice | None:
         """Return a choice of nodes as it is weighed here; None where it cannot be had by what is known here."""
-        if self.cluster is None or self.request is None or len(nodes) != self.request.nodes:
+        if self.cluster is None or self.request is None:
             return None
-        wanted = frozenset(nodes)
-        try:
-            found = place(self.cluster, replace(self.request, required=wanted), self.scale.cost, most=1)
-        except NoPlacementError:
-            return None
-        return _option(found[0], self.scale)
+        found = weigh(self.cluster, self.request, nodes, self.scale.cost)
+        return _option(found, self.scale) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +166,7 @@ def decide(ask: Ask, around: Surroundings) -> Weighed:
         partition = partition_of(ask, around.now)
         rooms = rooms_of(ask, around.now, dead=around.site.ties.dead, taken=around.taken)
     except NoPlacementError as limit:
-        return Weighed(unasked(Why.IMPOSSIBLE, limit.problem, notes))
+        return Weighed(unasked(Why.IMPOSSIBLE, str(limit), notes))
     if rooms.unread:
         notes = (
             *notes,

@@ -73,7 +73,7 @@ class SurveyedCluster:
             free = self._free(self.now, ask, excluded)
             return Had(free, self._free(_unplanned(self.now), ask, excluded))
         except NoPlacementError as limit:
-            return Had(problem=limit.problem)
+            return Had(problem=str(limit))
 
     def nodes_of(self, partitions: Iterable[str]) -> frozenset[NodeName]:
         """Return the nodes of partitions; all there are where one is not known."""

@@ -28,7 +28,7 @@ from deeplink.scheduler.placement.request import (
     Traits,
     Weights,
 )
-from deeplink.scheduler.placement.search import Want, place
+from deeplink.scheduler.placement.search import Want, place, weigh
 from deeplink.scheduler.topology.graph import Fabric, Path
 from deeplink.scheduler.topology.rank_order import rank_order, ring_crossings
 from tests.effort import examples
@@ -90,11 +90,7 @@ def free_nodes(asked: Question) -> frozenset[NodeName]:
 
 def every_choice(asked: Question) -> list[Traits]:
     free = free_nodes(asked)
-    return [
-        traits_of(nodes, asked, free)
-        for nodes in combinations(sorted(free), asked.request.nodes)
-        if asked.request.required <= set(nodes)
-    ]
+    return [traits_of(nodes, asked, free) for nodes in combinations(sorted(free), asked.request.nodes)]
 
 
 @st.composite
@@ -123,13 +119,11 @@ def questions(draw: st.DrawFn, most: int = 10) -> Question:
         residency=DataResidency(held, draw(st.sampled_from([0, 100]))),
     )
     some = st.frozensets(st.sampled_from(nodes), max_size=2)
-    required = draw(some)
     request = PlacementRequest(
-        nodes=draw(st.integers(max(len(required), 1), max(len(nodes), 1))),
+        nodes=draw(st.integers(1, len(nodes))),
         gpus_per_node=draw(st.sampled_from([0, 2, 4])),
         exclusive=draw(st.booleans()),
-        required=required,
-        excluded=draw(some) - required,
+        excluded=draw(some),
     )
     return Question(cluster, request)
 
@@ -162,8 +156,25 @@ def test_no_choice_costs_less(asked: Question, cost: Cost) -> None:
     for one in found:
         assert one.traits == traits_of(one.nodes, asked, free_nodes(asked))
         assert set(one.nodes) <= free_nodes(asked)
-        assert asked.request.required <= set(one.nodes)
         assert one.crossings == rank_order(one.nodes, asked.cluster.fabric).crossings
+
+
+@given(questions(), st.data())
+@settings(max_examples=examples(150))
+def test_a_choice_that_is_named_is_weighed_as_the_others_are(asked: Question, data: st.DataObject) -> None:
+    free, wanted = free_nodes(asked), asked.request.nodes
+    nodes = data.draw(st.frozensets(st.sampled_from(sorted(asked.cluster.rooms)), max_size=wanted))
+    try:
+        found = weigh(asked.cluster, asked.request, nodes)
+    except NoPlacementError:
+        assert len(free) < wanted
+        return
+    if found is None:
+        assert len(nodes) < wanted or nodes - free
+        return
+    assert (len(nodes), frozenset(found.nodes)) == (wanted, nodes)
+    assert found.traits == traits_of(tuple(nodes), asked, free)
+    assert found.cost == DEFAULT_COST(found.traits)
 
 
 @given(questions())
@@ -218,7 +229,6 @@ def test_built_choices_meet_the_request_too(asked: Question) -> None:
     for one in found:
         assert one.traits == traits_of(one.nodes, asked, free_nodes(asked))
         assert set(one.nodes) <= free_nodes(asked)
-        assert asked.request.required <= set(one.nodes)
 
 
 def tree(leaves: int, each: int) -> dict[NodeName, Path]:
@@ -258,8 +268,9 @@ def test_a_slow_node_and_a_slow_link_are_kept_out() -> None:
     cluster = cluster_of(tree(4, 4), speeds=speeds)
     best = place(cluster, PlacementRequest(nodes=8))[0]
     assert leaves_of(cluster, best.nodes) == ["leaf2", "leaf3"]
-    inside = place(cluster, PlacementRequest(nodes=4, required=frozenset({NodeName("n1")})))[0]
-    assert leaves_of(cluster, inside.nodes) == ["leaf1"], "a ring within the leaf does not use its slow link"
+    inside = weigh(cluster, PlacementRequest(nodes=4), {NodeName(f"n{number}") for number in (1, 5, 9, 13)})
+    assert inside is not None
+    assert not inside.traits.degraded, "a ring within the leaf does not use its slow link"
     all_of_it = place(cluster, PlacementRequest(nodes=16))[0]
     assert (all_of_it.traits.degraded, all_of_it.traits.slowest) == (2, 0.25)
     assert not all_of_it.given_up, "nothing is given up where there is no other choice"
