@@ -132,8 +132,11 @@ def one(name: str, seed: int) -> dict[str, float]:
 
 def _predicted(request: PlacementRequest) -> Cost:
     """Return the predicted step of a job that reads and talks, so that all parts of the model are needed."""
-    from deeplink.scheduler.placement.model.constants import Constants, ReadSpeeds  # noqa: PLC0415 - numpy comes with it, and most states need none
-    from deeplink.scheduler.placement.model.job_profile import Job  # noqa: PLC0415 - as above
+    from deeplink.scheduler.placement.model import (  # noqa: PLC0415 - numpy comes with it, and most states need none
+        Constants,
+        Job,
+        ReadSpeeds,
+    )
     from deeplink.scheduler.placement.predicted import Predicted  # noqa: PLC0415 - as above
 
     job = Job(batch=32, sample_s=4.4e-3, gradient_bytes=680e6, sample_bytes=110e3)

@@ -207,7 +207,7 @@ def machines_of(config: Config) -> MachineSpeeds:
     """Return how fast the site's machines are; for who looks after waiting jobs, too."""
     if config.model is None:
         return MachineSpeeds()
-    from deeplink.scheduler.placement.model.constants import constants_from
+    from deeplink.scheduler.placement.model import constants_from
 
     try:
         return MachineSpeeds(constants_from(config.model.read_text(encoding="utf-8"), str(config.model)))

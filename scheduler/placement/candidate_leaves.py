@@ -383,11 +383,7 @@ class Choices:
 
 
 def single_nodes(ground: CandidateLeaves, cost: Cost) -> list[SingleNode]:
-    """Return every choice for a request of one node, in the order of `Choices.every`.
-
-    A node's traits depend on its own leaf alone: what was weighed by this very cost is not weighed again, unless
-    something changed on its leaf.
-    """
+    """Return every choice of one node; what this cost weighed before stays until its leaf changes."""
     for view in ground.views:
         if view.cost is not cost:
             view.ones, view.cost = tuple(_ones(ground, view, cost)), cost

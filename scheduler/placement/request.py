@@ -138,10 +138,7 @@ class PlacementRequest:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What is slower than it should be: shares of full speed, above 0 and up to 1; 1 for who is not in here.
-
-    What is dead has no place here: such a node has no room to offer.
-    """
+    """What is slower than it should be, as shares of full speed; what is dead has no room instead."""
 
     # by name, for their own link (or a GPU, or an SSD)
     nodes: Mapping[NodeName, float] = field(default_factory=dict)

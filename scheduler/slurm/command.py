@@ -105,10 +105,7 @@ def finish(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Finished:
-    """Run a command to its end and tell how it ended, whatever its exit code.
-
-    Its whole process group is killed when the time is up, so that a hanging child of a child holds no one.
-    """
+    """Run a command to its end and tell how it ended; its process group is killed when the time is up."""
     return ended(begun(argv, env=env, cwd=cwd), argv, timeout_s=timeout_s, stdin=stdin)
 
 

@@ -211,10 +211,7 @@ class SwitchRow:
 
 
 def parse_jobs(text: str, separator: str) -> list[JobRow]:
-    """Read `squeue -h -O` with `separator` behind every field of JOB_FIELDS.
-
-    Job names are free text and may hold anything, newlines too, so the separator must be one no one can guess.
-    """
+    """Read `squeue -h -O` with `separator` behind every field of JOB_FIELDS: names are free text."""
     return [_job(tuple(fields)) for fields in raw_rows(text, separator, len(JOB_FIELDS))]
 
 

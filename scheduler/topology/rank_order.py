@@ -200,10 +200,7 @@ def _joined(runs: Runs) -> Runs:
 
 
 def _aligned(counts: Sequence[int], groups: Groups) -> Runs:
-    """Give every leaf as many whole groups of the greatest size as it holds, with the rest of the next, and so on.
-
-    What is left over of the leaves stands together at the end.
-    """
+    """Give each leaf as many whole groups of the greatest size as it holds, then of the next, and so on."""
     left = list(counts)
     runs: list[tuple[int, int]] = []
     for turn, span in enumerate([*(groups.span(size) for size in reversed(groups.moving)), 1]):

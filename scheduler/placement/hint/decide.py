@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from deeplink.core.types import NodeName
     from deeplink.scheduler.placement.hint.cluster_survey import ClusterState, KnownFabric
     from deeplink.scheduler.placement.hint.decision import Ask
-    from deeplink.scheduler.placement.model.constants import Constants
-    from deeplink.scheduler.placement.model.job_profile import Profile
+    from deeplink.scheduler.placement.model import Constants, Profile
     from deeplink.scheduler.placement.predicted import StepTime
     from deeplink.scheduler.placement.request import Cost, PlacementRequest, Traits
     from deeplink.scheduler.placement.search import Candidate
@@ -82,7 +81,7 @@ def scale_of(ask: Ask, machines: MachineSpeeds, *, data: bool) -> Scale:
     if machines.constants is None:
         return _weights(machines.problem)
     # Most jobs have no profile, and numpy comes with the prediction.
-    from deeplink.scheduler.placement.model.job_profile import profile_from  # noqa: PLC0415
+    from deeplink.scheduler.placement.model import profile_from  # noqa: PLC0415
 
     try:
         profile = profile_from(ask.profile, "the job's profile")
@@ -248,10 +247,7 @@ def _few_leaves(ask: Ask, around: Surroundings, rooms: Rooms, plain: Decision) -
 
 
 def fewest_leaves(fabric: Fabric, nodes: Iterable[NodeName], wanted: int) -> int:
-    """Return on how few leaves so many nodes fit, were all of them free.
-
-    Nodes no one knows the place of count as one leaf.
-    """
+    """Return on how few leaves so many nodes fit, were all free; those of unknown place count as one leaf."""
     sizes = sorted(Counter(fabric.leaf(node) for node in nodes).values(), reverse=True)
     left, used = wanted, 0
     for size in sizes:
@@ -327,10 +323,7 @@ def tried(
     trial: Callable[[tuple[str, ...]], Trial],
     stands: Callable[[Weighed], Weighed],
 ) -> Decision:
-    """Hold a hint for nodes by name against what Slurm would do without it, and with it.
-
-    The one test of gain, of a submission and of whoever looks after a job that waits.
-    """
+    """Hold a hint for nodes by name against what Slurm would do without it, and with it: the one test of gain."""
     if weighed.decision.kind is not HintKind.NODES:
         return weighed.decision
     try:
@@ -353,10 +346,7 @@ def _briefly(nodes: tuple[NodeName, ...]) -> str:
 
 
 def other_shapes(ask: Ask, weighed: Weighed, around: Surroundings) -> tuple[str, ...]:
-    """Return, as sentences, on how many other nodes the job's GPUs would make a shorter step, the shortest first.
-
-    None where no step is predicted, where no nodes were weighed, and where no other number is worth a change.
-    """
+    """Say on how many other nodes the job's GPUs would make a shorter step, the shortest first."""
     own = weighed.decision.candidates[0].step_s if weighed.decision.candidates else None
     if own is None or not ask.gpus:
         return ()

@@ -196,10 +196,7 @@ def plan(mine: Sequence[Mine], queue: Sequence[Row], cluster: SurveyedCluster, n
 def kept_before(
     ask: Ask, queue: Sequence[Row], cluster: SurveyedCluster, partition: str
 ) -> frozenset[NodeName] | None:
-    """Return the nodes that waiting jobs get before one that is about to be submitted.
-
-    None where one of them may be given just any of those that are free.
-    """
+    """Return the nodes that waiting jobs get before a new one; None where one may be given just any."""
     last = max((row.id for row in queue), default=0) + 1
     new = Row(
         id=JobId(last),

@@ -33,7 +33,7 @@ from deeplink.scheduler.placement.hint.planner import (
     planner_file,
 )
 from deeplink.scheduler.placement.hint.reconcile import Mine, SurveyedCluster
-from deeplink.scheduler.placement.model.constants import Constants, constants_text
+from deeplink.scheduler.placement.model import Constants, constants_text
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandMissingError
 from tests.scheduler.placement.hint.simulated import survey_of

@@ -22,8 +22,7 @@ from deeplink.scheduler.placement.hint.decide import (
     without_wish,
 )
 from deeplink.scheduler.placement.hint.decision import Ask, Decision, HintKind, NodeChoice, Why
-from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed, ReadSpeeds
-from deeplink.scheduler.placement.model.job_profile import Job, Profile, profile_text
+from deeplink.scheduler.placement.model import Constants, Job, LinkSpeed, Profile, ReadSpeeds, profile_text
 from deeplink.scheduler.placement.request import DataResidency
 from deeplink.scheduler.slurm.nodeset import unfold
 from tests.scheduler.placement.hint.clusters import nodes, now, site
@@ -146,7 +145,7 @@ import sys
 import deeplink.scheduler.placement.hint.making
 from deeplink.scheduler.placement.hint.decision import Ask
 from deeplink.scheduler.placement.hint.decide import MachineSpeeds, scale_of
-from deeplink.scheduler.placement.model.constants import Constants
+from deeplink.scheduler.placement.model import Constants
 scale_of(Ask(), MachineSpeeds(Constants()), data=False)
 scale_of(Ask(profile="{}"), MachineSpeeds(), data=False)
 scale_of(Ask(profile="{}"), MachineSpeeds(Constants()), data=False)
