@@ -146,7 +146,7 @@ def _profile(path: Path) -> str:
 
 def _leave_to_sbatch(request: SbatchLine, made: Submission) -> None:
     from deeplink.scheduler.slurm.command import become
-    from deeplink.scheduler.slurm.job_environment import without_outer
+    from deeplink.scheduler.slurm.submission import without_outer
 
     if request.reaches_controller:
         _ask_controller()
