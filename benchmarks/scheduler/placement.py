@@ -29,6 +29,7 @@ from benchmarks.rows import make_row
 from benchmarks.simulate.fragmentation import fragmentation
 from deeplink.core.types import NodeName
 from deeplink.scheduler.placement import search
+from deeplink.scheduler.placement.candidate_leaves import CandidateLeaves
 from deeplink.scheduler.placement.request import (
     DEFAULT_COST,
     DataResidency,
@@ -38,7 +39,7 @@ from deeplink.scheduler.placement.request import (
     PlacementRequest,
     Speeds,
 )
-from deeplink.scheduler.placement.search import Want, place
+from deeplink.scheduler.placement.search import place
 from deeplink.scheduler.topology.graph import Fabric, natural
 from deeplink.scheduler.topology.rank_order import Groups, rank_order, ring_crossings, stock_order
 
@@ -121,12 +122,11 @@ def one(name: str, seed: int) -> dict[str, float]:
     began, worked = time.perf_counter(), time.process_time()
     best = place(cluster, request, cost)[0]
     took, worked = time.perf_counter() - began, time.process_time() - worked
-    fewest = next((what.best for what in best.given_up if what.what is Want.LEAVES), best.leaves)
     return {
         "ms": 1e3 * took,
         "cpu": 1e3 * worked,
         "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "leaves": best.leaves / fewest,
+        "leaves": best.leaves / CandidateLeaves(cluster, request).fewest_leaves(),
     }
 
 

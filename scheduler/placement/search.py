@@ -10,7 +10,6 @@ helps. The work is bounded in numbers, not in seconds: the same input has the sa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from heapq import nsmallest
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -170,30 +169,6 @@ class Sketches:
         return counts
 
 
-class Want(StrEnum):
-    """What is wanted of a choice, and may have to be given up."""
-
-    LEAVES = "leaves"  # few
-    DATA = "data"  # held by its nodes
-    SLOW = "slow"  # none: nodes and links
-    WHOLE_LEAVES = "whole leaves"  # left to others
-    IDLE_NODES = "idle nodes"  # left to others, where a job takes parts of nodes
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """Something that another choice, taken for that alone, would have had better."""
-
-    what: Want
-    got: float  # as it is
-    best: float  # as it could be
-    words: str  # both in a sentence's part, for people
-
-    @override
-    def __str__(self) -> str:
-        return self.words
-
-
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One choice of nodes."""
@@ -201,7 +176,7 @@ class Candidate:
     nodes: tuple[NodeName, ...]  # along the tree
     cost: float  # what the cost function says; less is better
     traits: Traits  # what it depends on
-    given_up: tuple[GivenUp, ...]  # what this choice has worse than it could be had
+    given_up: tuple[str, ...]  # what another choice, taken for that alone, would have had better; for people
 
     @property
     def crossings(self) -> int:
@@ -226,7 +201,7 @@ class Candidate:
         """Return it in words."""
         said = f"{counted(len(self.nodes), 'node')} on {self._leaves}: {price}, "
         said += f"{self.percent_local:.0f} % of the data local"
-        return "; ".join([said, *map(str, self.given_up)])
+        return "; ".join([said, *self.given_up])
 
     @property
     def _leaves(self) -> str:
@@ -296,25 +271,20 @@ def _each_weighed(ground: CandidateLeaves, choices: Choices, cost: Cost, most: i
     return ranked, min(traits.degraded for _, _, _, traits, _ in weighed)
 
 
-def _given_up(traits: Traits, *, leaves: int, local: float, slow: int) -> tuple[GivenUp, ...]:
+def _given_up(traits: Traits, *, leaves: int, local: float, slow: int) -> tuple[str, ...]:
     """Return what a choice has worse than the best of each thing, were that all that mattered."""
     found = []
     if traits.leaves > leaves:
-        words = f"{traits.leaves} leaves where {leaves} would do"
-        found.append(GivenUp(Want.LEAVES, traits.leaves, leaves, words))
+        found.append(f"{traits.leaves} leaves where {leaves} would do")
     if traits.local < local:
-        words = f"{100 * traits.local:.0f} % of the data local where {100 * local:.0f} % could be"
-        found.append(GivenUp(Want.DATA, traits.local, local, words))
+        found.append(f"{100 * traits.local:.0f} % of the data local where {100 * local:.0f} % could be")
     if traits.degraded > slow:
         words = f"{traits.degraded} slow nodes or links where {slow} would do"
-        words += f" (the slowest at {100 * traits.slowest:.0f} % of its speed)"
-        found.append(GivenUp(Want.SLOW, traits.degraded, slow, words))
+        found.append(f"{words} (the slowest at {100 * traits.slowest:.0f} % of its speed)")
     if traits.broken:
-        whole = "a whole leaf" if traits.broken == 1 else f"{traits.broken} whole leaves"
-        found.append(GivenUp(Want.WHOLE_LEAVES, traits.broken, 0, f"breaks up {whole}"))
+        found.append("breaks up " + ("a whole leaf" if traits.broken == 1 else f"{traits.broken} whole leaves"))
     if traits.opened:
-        words = f"takes a part of {counted(traits.opened, 'idle node')}"
-        found.append(GivenUp(Want.IDLE_NODES, traits.opened, 0, words))
+        found.append(f"takes a part of {counted(traits.opened, 'idle node')}")
     return tuple(found)
 
 

@@ -422,7 +422,6 @@ class PartitionRow:
     """One partition."""
 
     name: str
-    default: bool
     state: str  # UP, DOWN, DRAIN or INACTIVE
     most_nodes: int | None  # of one job; None for no bound
     oversubscribe: str  # NO, YES:4, FORCE:4 or EXCLUSIVE
@@ -444,7 +443,6 @@ def _partition(line: str) -> PartitionRow:
         raise SlurmTextError(_COMMAND, line)
     return PartitionRow(
         name=fields["PartitionName"],
-        default=fields.get("Default") == "YES",
         state=fields["State"],
         most_nodes=int(most) if re.fullmatch(r"[0-9]{1,9}", most) else None,
         oversubscribe=fields.get("OverSubscribe", ""),

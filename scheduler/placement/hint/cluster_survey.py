@@ -47,7 +47,7 @@ _UNSEEN = frozenset({"", "None", "Priority", "BeginTime"})
 # Slurm looks at these jobs whenever nodes become free. Measured with 22.05; docs/decisions/0016.
 _WAITS = frozenset({"", "None", "Resources", "Priority"})
 _NODES_BEGIN = ("ReqNodeNotAvail", "Nodes required for job are DOWN", "Nodes_required_for_job_are_DOWN")
-_FORMAT = ("%A", "%i", "%T", "%r", "%u", "%P", "%D", "%Q", "%n", "%x", "%Y", "%v", "%N", "%k")
+_FORMAT = ("%A", "%i", "%T", "%r", "%u", "%P", "%D", "%Q", "%n", "%x", "%Y", "%v", "%k")
 _NOTHING = frozenset({"", "(null)", "N/A", "n/a"})
 
 
@@ -67,7 +67,6 @@ class Row:
     excluded: frozenset[NodeName]
     planned: frozenset[NodeName]  # those that the backfill scheduler keeps for it; empty where it has made no plan
     reservation: str  # whose nodes it is to run on; empty for none
-    on: frozenset[NodeName]  # where it runs; empty while it waits
     comment: str = ""  # what its user wrote about it, and we
 
     @property
@@ -96,19 +95,14 @@ class Row:
         return is_wish(self.comment, self.required)
 
 
-def arguments(separator: str, *options: str) -> list[str]:
-    """Return the command whose text `parse_queue` reads: all jobs that have not ended, of all users."""
-    return ["squeue", "-h", "-a", *options, "-o", "".join(f"{field}{separator}" for field in _FORMAT)]
-
-
 def parse_queue(text: str, separator: str) -> list[Row]:
-    """Read what the command of `arguments` wrote."""
+    """Read what the command of `read_queue` wrote."""
     return [_row([part.strip() for part in fields]) for fields in rows_of(text, separator, len(_FORMAT))]
 
 
 def _row(fields: list[str]) -> Row:
     number, label, state, reason, user, partitions, nodes, *fields = fields
-    priority, required, excluded, planned, kept, on, comment = fields
+    priority, required, excluded, planned, kept, comment = fields
     if not (number.isascii() and number.isdigit() and priority.isascii() and priority.isdigit()):
         raise SlurmTextError("squeue", "|".join(fields))
     return Row(
@@ -124,7 +118,6 @@ def _row(fields: list[str]) -> Row:
         excluded=_names(excluded),
         planned=_names(planned),
         reservation="" if kept in _NOTHING else kept,
-        on=_names(on),
         comment="" if comment in _NOTHING else comment,
     )
 
@@ -141,10 +134,11 @@ def in_order(rows: list[Row]) -> list[Row]:
     return sorted((row for row in rows if row.waits), key=lambda row: (-row.priority, row.id))
 
 
-def read_queue(run: Callable[[list[str]], str], *options: str) -> list[Row]:
-    """Return all jobs that have not ended, of all users, in one question; with options of squeue fewer."""
+def read_queue(run: Callable[[list[str]], str]) -> list[Row]:
+    """Return all jobs that wait, of all users, in one question."""
     separator = fresh_separator()
-    return parse_queue(run(arguments(separator, *options)), separator)
+    layout = "".join(f"{field}{separator}" for field in _FORMAT)
+    return parse_queue(run(["squeue", "-h", "-a", "--states=PENDING", "-o", layout]), separator)
 
 
 def stopped(reason: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from deeplink.core.errors import DeepLinkError
@@ -44,13 +43,6 @@ _START = r"\bto start at ((\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d))\b.*? on no
 SHAPES_SHOWN = 3
 
 
-class Basis(StrEnum):
-    """What a cost is, and its unit."""
-
-    WEIGHTS = "weights"  # crossings of a ring of eight nodes
-    PREDICTED = "predicted step"  # seconds
-
-
 @dataclass(frozen=True, slots=True)
 class Scale:
     """What choices are compared by."""
@@ -61,9 +53,9 @@ class Scale:
     note: str = ""  # why none is, for a job that has a profile
 
     @property
-    def basis(self) -> Basis:
-        """What the cost is."""
-        return Basis.WEIGHTS if self.step is None else Basis.PREDICTED
+    def basis(self) -> str:
+        """What the cost is: crossings of a ring of eight nodes, or seconds."""
+        return "weights" if self.step is None else "predicted step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +200,7 @@ def _now(ask: Ask, around: Surroundings, rooms: Rooms, notes: tuple[str, ...]) -
         why = f"the best free nodes lie on {best.leaves} leaves, where {fewest} would do"
         waited = _few_leaves(ask, around, rooms, unasked(Why.SCATTERED, why, notes))
         if waited.kind is HintKind.SWITCHES:
-            waited = replace(waited, candidates=candidates, cost=scale.basis.value, predicted=predicted)
+            waited = replace(waited, candidates=candidates, cost=scale.basis, predicted=predicted)
             return Weighed(waited, cluster, rooms.request, scale)
     words = f"the best nodes are free: {found[0].said(best.price)}"
     decision = Decision(
@@ -219,7 +211,7 @@ def _now(ask: Ask, around: Surroundings, rooms: Rooms, notes: tuple[str, ...]) -
         candidates=candidates,
         expected=best.nodes,
         notes=notes,
-        cost=scale.basis.value,
+        cost=scale.basis,
         predicted=predicted,
     )
     return Weighed(decision, cluster, rooms.request, scale)
@@ -264,7 +256,7 @@ def _option(candidate: Candidate, scale: Scale) -> NodeChoice:
         crossings=candidate.crossings,
         leaves=candidate.leaves,
         percent_local=round(candidate.percent_local, 3),
-        given_up=tuple(map(str, candidate.given_up)),
+        given_up=candidate.given_up,
         step_s=None if scale.step is None else scale.step(candidate.traits).step_s,
     )
 

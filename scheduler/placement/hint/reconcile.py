@@ -211,7 +211,6 @@ def kept_before(
         excluded=frozenset(ask.excluded),
         planned=frozenset(),
         reservation="",
-        on=frozenset(),
     )
     had = cluster.had(ask, new.excluded)
     return _Round(in_order([*queue, new]), cluster, 0.0).kept(new, had)

@@ -99,7 +99,7 @@ def waiting(env: dict[str, str], *rows: str) -> None:
     lines = []
     for row in rows:
         job, reason, required = row.split("|")
-        lines.append(f"{job}|{job}|PENDING|{reason}|me|main|4|5|{required}||(null)|(null)||(null)|")
+        lines.append(f"{job}|{job}|PENDING|{reason}|me|main|4|5|{required}||(null)|(null)|(null)|")
     listed = Path(env["TOLD"]).parent / "waiting"
     listed.write_text("\n".join([*lines, ""]))
     separator = "for word; do last=$word; done; separator=${last#%A}; separator=${separator%%\\%*}"

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deeplink.core.text import counted
 from deeplink.core.types import NodeName
 from deeplink.scheduler.placement import search
+from deeplink.scheduler.placement.candidate_leaves import CandidateLeaves
 from deeplink.scheduler.placement.request import (
     DEFAULT_COST,
     UNUSED,
@@ -28,7 +30,7 @@ from deeplink.scheduler.placement.request import (
     Traits,
     Weights,
 )
-from deeplink.scheduler.placement.search import Want, place, weigh
+from deeplink.scheduler.placement.search import place, weigh
 from deeplink.scheduler.topology.graph import Fabric, Path
 from deeplink.scheduler.topology.rank_order import rank_order, ring_crossings
 from tests.effort import examples
@@ -184,15 +186,21 @@ def test_what_was_given_up_is_what_others_have(asked: Question) -> None:
     if not choices:
         return
     for one in place(asked.cluster, asked.request):
-        given = {what.what: (what.got, what.best) for what in one.given_up}
+        traits = one.traits
         fewest = min(traits.leaves for traits in choices)
-        assert given.get(Want.LEAVES, (fewest, fewest)) == (one.leaves, fewest)
         soundest = min(traits.degraded for traits in choices)
-        assert given.get(Want.SLOW, (soundest, soundest)) == (one.traits.degraded, soundest)
         most = max(traits.local for traits in choices)
-        assert given.get(Want.DATA, (most, most)) == pytest.approx((one.traits.local, most))
-        assert given.get(Want.WHOLE_LEAVES, (0, 0))[0] == one.traits.broken
-        assert given.get(Want.IDLE_NODES, (0, 0))[0] == one.traits.opened
+        slowest, local, best = (f"{100 * share:.0f} %" for share in (traits.slowest, traits.local, most))
+        slow = f"{traits.degraded} slow nodes or links where {soundest} would do"
+        whole = "a whole leaf" if traits.broken == 1 else f"{traits.broken} whole leaves"
+        worse = {
+            f"{traits.leaves} leaves where {fewest} would do": traits.leaves > fewest,
+            f"{local} of the data local where {best} could be": traits.local < most,
+            f"{slow} (the slowest at {slowest} of its speed)": traits.degraded > soundest,
+            f"breaks up {whole}": traits.broken > 0,
+            f"takes a part of {counted(traits.opened, 'idle node')}": traits.opened > 0,
+        }
+        assert one.given_up == tuple(words for words, is_worse in worse.items() if is_worse)
 
 
 @given(questions(), st.randoms(use_true_random=False), st.booleans())
@@ -292,7 +300,7 @@ def test_shared_jobs_fill_nodes_that_are_in_use() -> None:
     cluster = PlacementCluster(fabric=Fabric(paths), rooms=rooms)
     assert place(cluster, PlacementRequest(nodes=1, gpus_per_node=2, exclusive=False))[0].nodes == ("n3",)
     (best, *_) = place(cluster, PlacementRequest(nodes=1, gpus_per_node=4, exclusive=False))
-    assert [what.what for what in best.given_up] == [Want.IDLE_NODES]
+    assert best.given_up == ("takes a part of 1 idle node",)
 
 
 def test_a_job_of_512_nodes_on_4096_with_partial_occupancy() -> None:
@@ -302,8 +310,7 @@ def test_a_job_of_512_nodes_on_4096_with_partial_occupancy() -> None:
     cluster = cluster_of(paths, busy=busy)
     found = place(cluster, PlacementRequest(nodes=512))
     assert all(len(set(one.nodes)) == 512 and not set(one.nodes) & busy for one in found)
-    fewest = next((what.best for what in found[0].given_up if what.what is Want.LEAVES), found[0].leaves)
-    assert found[0].leaves <= fewest + 2
+    assert found[0].leaves <= CandidateLeaves(cluster, PlacementRequest(nodes=512)).fewest_leaves() + 2
     assert ring_crossings(found[0].nodes, cluster.fabric.leaf) == found[0].crossings
 
 
