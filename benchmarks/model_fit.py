@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from deeplink.core.errors import DeepLinkError
-from deeplink.scheduler.placement.model.constants import (
+from deeplink.scheduler.placement.model import (
     LinkSpeed,
     above_zero,
     not_below_zero,
@@ -24,8 +24,7 @@ from deeplink.scheduler.placement.predicted import Demands, demands, estimate
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from deeplink.scheduler.placement.model.constants import Constants
-    from deeplink.scheduler.placement.model.job_profile import Job, Placement
+    from deeplink.scheduler.placement.model import Constants, Job, Placement
     from deeplink.scheduler.placement.predicted import Floats
 
 

@@ -34,8 +34,7 @@ import numpy as np
 from benchmarks.model_fit import FREE, Measurement, Observed, fit, scatter
 from benchmarks.rows import BENCH, Row, make_row, table, write_rows
 from deeplink.core.errors import DeepLinkError
-from deeplink.scheduler.placement.model.constants import Constants
-from deeplink.scheduler.placement.model.job_profile import Job, NodeShare, Placement
+from deeplink.scheduler.placement.model import Constants, Job, NodeShare, Placement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

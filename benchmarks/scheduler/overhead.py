@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.program import hand_over, options
 from benchmarks.rows import make_row
-from deeplink.scheduler.placement.model.constants import Constants, constants_text
+from deeplink.scheduler.placement.model import Constants, constants_text
 from deeplink.scheduler.testbed.cluster import Sandbox
 from deeplink.scheduler.testbed.shape import CTL, Shape
 

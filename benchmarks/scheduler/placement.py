@@ -29,17 +29,17 @@ from benchmarks.rows import make_row
 from benchmarks.simulate.fragmentation import fragmentation
 from deeplink.core.types import NodeName
 from deeplink.scheduler.placement import search
+from deeplink.scheduler.placement.candidate_leaves import CandidateLeaves
 from deeplink.scheduler.placement.request import (
     DEFAULT_COST,
     DataResidency,
     NodeCapacity,
     NoPlacementError,
     PlacementCluster,
-    PlacementLimit,
     PlacementRequest,
     Speeds,
 )
-from deeplink.scheduler.placement.search import Want, place
+from deeplink.scheduler.placement.search import place
 from deeplink.scheduler.topology.graph import Fabric, natural
 from deeplink.scheduler.topology.rank_order import Groups, rank_order, ring_crossings, stock_order
 
@@ -122,19 +122,21 @@ def one(name: str, seed: int) -> dict[str, float]:
     began, worked = time.perf_counter(), time.process_time()
     best = place(cluster, request, cost)[0]
     took, worked = time.perf_counter() - began, time.process_time() - worked
-    fewest = next((what.best for what in best.given_up if what.what is Want.LEAVES), best.leaves)
     return {
         "ms": 1e3 * took,
         "cpu": 1e3 * worked,
         "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "leaves": best.leaves / fewest,
+        "leaves": best.leaves / CandidateLeaves(cluster, request).fewest_leaves(),
     }
 
 
 def _predicted(request: PlacementRequest) -> Cost:
     """Return the predicted step of a job that reads and talks, so that all parts of the model are needed."""
-    from deeplink.scheduler.placement.model.constants import Constants, ReadSpeeds  # noqa: PLC0415 - numpy comes with it, and most states need none
-    from deeplink.scheduler.placement.model.job_profile import Job  # noqa: PLC0415 - as above
+    from deeplink.scheduler.placement.model import (  # noqa: PLC0415 - numpy comes with it, and most states need none
+        Constants,
+        Job,
+        ReadSpeeds,
+    )
     from deeplink.scheduler.placement.predicted import Predicted  # noqa: PLC0415 - as above
 
     job = Job(batch=32, sample_s=4.4e-3, gradient_bytes=680e6, sample_bytes=110e3)
@@ -217,9 +219,7 @@ def by_name(cluster: PlacementCluster, request: PlacementRequest) -> tuple[NodeN
     """Return the first idle nodes by name: what there is without a topology."""
     idle = sorted((node for node, room in cluster.rooms.items() if room.idle), key=natural)
     if len(idle) < request.nodes:
-        raise NoPlacementError(
-            "too few", limit=PlacementLimit.BUSY, wanted=request.nodes, there=len(idle), later=True
-        )
+        raise NoPlacementError("too few")
     return tuple(idle[: request.nodes])
 
 

@@ -168,7 +168,7 @@ def _settings(asked: dict[str, Any]) -> StudySettings:
     from benchmarks.simulate.engine import Rules
     from benchmarks.simulate.study import StudySettings
     from deeplink.core.publish import file_trouble
-    from deeplink.scheduler.placement.model.constants import Constants, constants_from
+    from deeplink.scheduler.placement.model import Constants, constants_from
 
     constants = Constants()
     if asked["constants"] is not None:

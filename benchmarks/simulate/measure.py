@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.simulate.fragmentation import fragmentation
 from benchmarks.simulate.spread import quantile
-from deeplink.scheduler.placement.model.job_profile import NodeShare, Placement
+from deeplink.scheduler.placement.model import NodeShare, Placement
 from deeplink.scheduler.placement.predicted import predict
 from deeplink.scheduler.topology.rank_order import rank_order, ring_crossings, tree_order
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from benchmarks.simulate.policies import Chooser
     from benchmarks.simulate.state import JobShape
     from deeplink.core.types import NodeName
-    from deeplink.scheduler.placement.model.constants import Constants
-    from deeplink.scheduler.placement.model.job_profile import Job
+    from deeplink.scheduler.placement.model import Constants, Job
     from deeplink.scheduler.topology.graph import Path
 
 SIZES = ((1, "1 GPU"), (7, "2-7 GPUs"), (8, "8 GPUs"), (64, "9-64 GPUs"), (1 << 30, "more than 64 GPUs"))

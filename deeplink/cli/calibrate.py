@@ -17,7 +17,7 @@ from deeplink.core.config import load_config
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import write_output
 from deeplink.core.text import sized
-from deeplink.scheduler.placement.model.constants import Constants, constants_text
+from deeplink.scheduler.placement.model import Constants, constants_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from deeplink.core.clock import Clock
     from deeplink.ops.calibration import ReadBounds, ReadTimer
-    from deeplink.scheduler.placement.model.sweep import RankLocation, ReadSweep, Sweep
+    from deeplink.scheduler.placement.sweep import RankLocation, ReadSweep, Sweep
 
 _EPILOG = """
 It is a rank's program: start it on all nodes of a job, better on three or more, with two ranks on a node or more.
@@ -88,7 +88,7 @@ def command(
             raise
         remedy = 'Install it on all nodes: pip install "deeplink[torch]".'
         raise DeepLinkError("torch is not installed here", remedy=remedy) from missing
-    from deeplink.scheduler.placement.model.sweep import calibrated, reads_from, usable
+    from deeplink.scheduler.placement.sweep import calibrated, reads_from, usable
 
     here = location_here(os.environ)
     chosen = backend_here(os.environ) if backend == "auto" else backend
@@ -157,7 +157,7 @@ def _print_json(backend: str, sweeps: Sequence[Sweep], reads: Sequence[ReadSweep
 
 
 def _as_text(backend: str, sweeps: Sequence[Sweep], reads: Sequence[ReadSweep], known: Constants) -> str:
-    from deeplink.scheduler.placement.model.sweep import line
+    from deeplink.scheduler.placement.sweep import line
 
     lines = []
     if sweeps:

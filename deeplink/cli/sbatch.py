@@ -134,7 +134,7 @@ def _ask(request: SbatchLine, ours: Ours, script: str) -> Ask:
 
 def _profile(path: Path) -> str:
     """Return what the file says, as the job's record keeps it."""
-    from deeplink.scheduler.placement.model.job_profile import profile_from, profile_text
+    from deeplink.scheduler.placement.model import profile_from, profile_text
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -146,7 +146,7 @@ def _profile(path: Path) -> str:
 
 def _leave_to_sbatch(request: SbatchLine, made: Submission) -> None:
     from deeplink.scheduler.slurm.command import become
-    from deeplink.scheduler.slurm.job_environment import without_outer
+    from deeplink.scheduler.slurm.submission import without_outer
 
     if request.reaches_controller:
         _ask_controller()

@@ -28,7 +28,7 @@ from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import NodeName, format_members
 from deeplink.fs.library import DatasetPath
 from deeplink.ops.inventory import batches
-from deeplink.scheduler.placement.model.sweep import (
+from deeplink.scheduler.placement.sweep import (
     AllReduceTiming,
     MeasuredRead,
     RankLocation,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from deeplink.core.clock import Clock
     from deeplink.core.config import Config
-    from deeplink.scheduler.placement.model.sweep import Reach
+    from deeplink.scheduler.placement.sweep import Reach
 
 _WARM_UP = 3  # connections are made at the first, and windows grow
 _LEAST_S = 0.02  # of timing for one size: short ones are repeated

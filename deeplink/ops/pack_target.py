@@ -32,8 +32,8 @@ from deeplink.scheduler.launch.shared_network import fabric_below, with_domains
 from deeplink.scheduler.launch.slurm_backend import SlurmBackend
 from deeplink.scheduler.placement.hint import decision
 from deeplink.scheduler.slurm.client import Slurm
-from deeplink.scheduler.slurm.job_environment import is_in_step
 from deeplink.scheduler.slurm.nodeset import unfold
+from deeplink.scheduler.slurm.submission import is_in_step
 from deeplink.scheduler.topology.graph import failure_domains
 from deeplink.scheduler.topology.sources.slurm_topology import fabric_from_switches
 

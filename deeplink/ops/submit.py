@@ -23,8 +23,8 @@ from deeplink.scheduler.placement.hint.decision import Decision, HintKind, Recor
 from deeplink.scheduler.placement.hint.making import HeldDecision, Means, Sources, make, options_of
 from deeplink.scheduler.placement.request import DataResidency
 from deeplink.scheduler.slurm import command
-from deeplink.scheduler.slurm.job_environment import end_as, run_passing_on, without_outer
 from deeplink.scheduler.slurm.nodeset import unfold
+from deeplink.scheduler.slurm.submission import without_outer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 AGREED_S = 60.0  # how long the watchdog's answer is kept
 TRIAL_S = 3.0  # how long Slurm may take to say what it would do; without an answer no nodes are hinted by name
 _MAY_IMPROVE = frozenset({Why.BUSY, Why.SCATTERED, Why.STARTS_LATER, Why.LATER_WITH_IT})
-"""With these reasons to hint nothing, a hint may be made once nodes come free, by the planner or the watchdog."""
+"""With these reasons to hint nothing, a hint may be made once nodes come free, by the planner."""
 _JOB = re.compile(rb"^(?:Submitted batch job )?(\d{1,10})(?:;[^\n]*| on cluster [^\n]*)?\n", re.MULTILINE)
 _CLOCK = SystemClock()
 
@@ -135,11 +135,11 @@ def submitted(found: Placed) -> int:
 
     env = {**without_outer(os.environ), **found.submission.changes}
     try:
-        code = run_passing_on(found.submission.argv, env=env, write=write)
+        code = command.run_passing_on(found.submission.argv, env=env, write=write)
     finally:
         found.made.release()
     sys.stdout.flush()
-    return end_as(code)
+    return command.end_as(code)
 
 
 def job_in(said: bytes) -> str:
@@ -207,7 +207,7 @@ def machines_of(config: Config) -> MachineSpeeds:
     """Return how fast the site's machines are; for who looks after waiting jobs, too."""
     if config.model is None:
         return MachineSpeeds()
-    from deeplink.scheduler.placement.model.constants import constants_from
+    from deeplink.scheduler.placement.model import constants_from
 
     try:
         return MachineSpeeds(constants_from(config.model.read_text(encoding="utf-8"), str(config.model)))

@@ -14,9 +14,9 @@ from typing_extensions import override
 from deeplink.core.text import counted, listed
 from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.environment import DEFAULT, Launch, NodeFacts
-from deeplink.scheduler.slurm.job_environment import is_in_step
 from deeplink.scheduler.slurm.nodeset import in_order, unfold_counts
 from deeplink.scheduler.slurm.sbatch_options import SRUN
+from deeplink.scheduler.slurm.submission import is_in_step
 from deeplink.scheduler.topology.graph import fabric_from_addresses
 from deeplink.scheduler.topology.rank_order import Groups, choose_active, rank_order, ring_crossings, stock_order
 

@@ -42,10 +42,10 @@ from deeplink.scheduler.recovery.evidence import TAG, ProbeResult
 from deeplink.scheduler.recovery.recovery_steps import comment_of, with_our_comment
 from deeplink.scheduler.slurm.client import Slurm, standing
 from deeplink.scheduler.slurm.command import finish, is_unanswered, real_program
-from deeplink.scheduler.slurm.job_environment import is_in_step, not_contradicted
 from deeplink.scheduler.slurm.nodeset import fold_for_files, in_order, unfold
 from deeplink.scheduler.slurm.sbatch_options import SRUN
 from deeplink.scheduler.slurm.states import JobState
+from deeplink.scheduler.slurm.submission import is_in_step, not_contradicted
 from deeplink.scheduler.topology.sources.slurm_topology import fabric_from_switches
 
 if TYPE_CHECKING:

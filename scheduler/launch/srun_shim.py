@@ -18,10 +18,9 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from deeplink.scheduler.launch.backend import LaunchError
-from deeplink.scheduler.slurm.job_environment import is_in_step
 from deeplink.scheduler.slurm.nodeset import NodeSetError, in_order, unfold, unfold_counts
 from deeplink.scheduler.slurm.sbatch_options import SRUN, CommandLine, Grammar, names
-from deeplink.scheduler.slurm.submission import SPARES_VARIABLE
+from deeplink.scheduler.slurm.submission import SPARES_VARIABLE, is_in_step
 from deeplink.scheduler.topology.rank_order import rank_order, ring_crossings
 
 if TYPE_CHECKING:

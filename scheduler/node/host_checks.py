@@ -85,10 +85,7 @@ class _Timex(ctypes.Structure):
 
 
 def read_clock() -> bool | None:
-    """Return whether a daemon of NTP or PTP keeps the clock synchronised; None where the kernel does not tell.
-
-    Changes nothing (modes is 0) and needs no right.
-    """
+    """Return whether a daemon of NTP or PTP keeps the clock synchronised; None where the kernel does not tell."""
     timex = _Timex()
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))

@@ -30,7 +30,7 @@ from deeplink.scheduler.node.check_result import (
 )
 from deeplink.scheduler.node.command_checks import SiteCheck, site_checks
 from deeplink.scheduler.node.disk import DiskCheck, MountCheck
-from deeplink.scheduler.node.gpucheck import GpuCheck, GpuTools, tools_here
+from deeplink.scheduler.node.gpu import GpuCheck, GpuTools, tools_here
 from deeplink.scheduler.node.host_checks import ClockCheck, Compared, MemoryCheck, ProcessCheck, XidCheck
 from deeplink.scheduler.node.network_check import NetworkCheck
 from deeplink.scheduler.node.reading import HighWaterMarks, file_in

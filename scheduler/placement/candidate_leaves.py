@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import accumulate, chain, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from deeplink.scheduler.placement.request import UNUSED, Traits, eligible, impossible, refuse
+from deeplink.core.text import counted
+from deeplink.scheduler.placement.request import UNUSED, NoPlacementError, Traits, eligible, impossible
 from deeplink.scheduler.topology.graph import natural
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 MOST_VIEWS = 64
 """A leaf is remembered for so many kinds of requests; before another one all of them are forgotten."""
-_RequestKind = tuple[int, bool, frozenset["NodeName"], frozenset["NodeName"]]
-"""What of a request matters to a leaf: GPUs, whether exclusive; of its own nodes the required and the barred."""
+_RequestKind = tuple[int, bool, frozenset["NodeName"]]
+"""What of a request matters to a leaf: GPUs, whether exclusive; the barred of its own nodes."""
 MOST_KINDS = 64
 """The search goes one level down for each kind."""
 Counts = tuple[int, ...]
@@ -55,13 +56,12 @@ class Spot(NamedTuple):
     speed: float
     held: int
     opened: bool
-    forced: bool
     node: NodeName
 
     @property
-    def kind(self) -> tuple[float, int, bool, bool]:
+    def kind(self) -> tuple[float, int, bool]:
         """What it shares with those that are alike."""
-        return self[:4]
+        return self[:3]
 
     def times(self, count: int) -> LeafPart:
         """Return so many that are alike as a part of their leaf."""
@@ -96,8 +96,7 @@ class Leaf:
     slow_links: tuple[tuple[Path, float], ...]
     size: int  # all its nodes, busy ones too
     whole: bool  # whether all of them, and more than one, are idle
-    spots: tuple[Spot, ...]  # the nodes that could be taken: those that must first, then in order of their names
-    forced: int  # how many must
+    spots: tuple[Spot, ...]  # the nodes that could be taken, in order of their names
 
     def kinds(self) -> list[tuple[Spot, ...]]:
         """Return the nodes that could be taken, those that are alike together; by name among these."""
@@ -140,12 +139,10 @@ class _Stand:
         self.views: dict[_RequestKind, LeafView] = {}
 
     def kind(self, request: PlacementRequest) -> _RequestKind:
-        required, excluded = request.required & self.everyone, request.excluded & self.everyone
-        return (request.gpus_per_node, request.exclusive, required, excluded)
+        return (request.gpus_per_node, request.exclusive, request.excluded & self.everyone)
 
     def seen(self, cluster: PlacementCluster, request: PlacementRequest) -> Leaf:
         links, able = cluster.speeds.links, eligible(zip(self.names, self.rooms, strict=True), request)
-        spots = _spots(able, cluster, request)
         return Leaf(
             path=self.path,
             above=self.above,
@@ -154,8 +151,7 @@ class _Stand:
             slow_links=tuple((up, links[up]) for up in (self.path, *self.above) if links.get(up, 1.0) < 1.0),
             size=len(self.names),
             whole=bool(self.path) and len(self.names) > 1 and all(room.idle for room in self.rooms),
-            spots=spots,
-            forced=sum(spot.forced for spot in spots),
+            spots=_spots(able, cluster, request),
         )
 
 
@@ -165,9 +161,7 @@ def _spots(nodes: list[NodeName], cluster: PlacementCluster, request: PlacementR
     for node in nodes:
         room = rooms[node]
         opened = not request.exclusive and room.idle and room.gpus > request.gpus_per_node
-        spots.append(Spot(speeds.get(node, 1.0), held.get(node, 0), opened, node in request.required, node))
-    if request.required:
-        spots.sort(key=lambda spot: not spot.forced)  # stable: by name among those
+        spots.append(Spot(speeds.get(node, 1.0), held.get(node, 0), opened, node))
     return tuple(spots)
 
 
@@ -195,15 +189,14 @@ class Terrain:
         known = (cluster.speeds, cluster.residency)
         new = known != self._known
         self._known = known
-        plain = (request.gpus_per_node, request.exclusive, request.required, request.excluded)
-        whole = not request.required and not request.excluded
+        plain = (request.gpus_per_node, request.exclusive, request.excluded)
         room_of, found = cluster.rooms.__getitem__, []
         for stand in self._stands:
             rooms = tuple(map(room_of, stand.names))
             if new or rooms != stand.rooms:
                 stand.rooms = rooms
                 stand.views.clear()
-            kind = plain if whole else stand.kind(request)
+            kind = stand.kind(request) if request.excluded else plain
             view = stand.views.get(kind)
             if view is None:
                 if len(stand.views) == MOST_VIEWS:
@@ -227,9 +220,8 @@ class CandidateLeaves:
         self.views = terrain.views(cluster, request)
         self.leaves = tuple(view.leaf for view in self.views)
         able = sum(len(leaf.spots) for leaf in self.leaves)
-        forced = sum(leaf.forced for leaf in self.leaves)
-        if able < self.wanted or forced < len(request.required) or len(request.required) > self.wanted:
-            refuse(cluster, request)
+        if able < self.wanted:
+            raise NoPlacementError(f"{counted(self.wanted, 'node')} wanted; {able:,} could be had now")
         self._places = terrain.places
         # Of the slow links, by the bit of the switch below.
         self._speeds = {
@@ -285,25 +277,15 @@ class CandidateLeaves:
 
     def fewest_leaves(self) -> int:
         """Return how few leaves suffice."""
-        forced = [leaf for leaf in self.leaves if leaf.forced]
-        left = self.wanted - sum(len(leaf.spots) for leaf in forced)
-        others = sorted((len(leaf.spots) for leaf in self.leaves if not leaf.forced), reverse=True)
-        used = len(forced)
-        for free in others:
-            if left <= 0:
-                break
-            left -= free
-            used += 1
-        return used
+        sizes = sorted((len(leaf.spots) for leaf in self.leaves), reverse=True)
+        return 1 + sum(room < self.wanted for room in accumulate(sizes))
 
     def most_local(self) -> float:
         """Return how great a share of the data some choice of nodes holds."""
         if not self.data:
             return 1.0
-        spots = [spot for leaf in self.leaves for spot in leaf.spots]
-        forced = [spot.held for spot in spots if spot.forced]
-        others = sorted((spot.held for spot in spots if not spot.forced), reverse=True)
-        return min((sum(forced) + sum(others[: self.wanted - len(forced)])) / self.data, 1.0)
+        held = sorted((spot.held for leaf in self.leaves for spot in leaf.spots), reverse=True)
+        return min(sum(held[: self.wanted]) / self.data, 1.0)
 
 
 class Lens:
@@ -329,7 +311,7 @@ class Lens:
 
     def _liking(self, spot: Spot) -> tuple[object, ...]:
         first = (-spot.held, -spot.speed) if self.data_first else (-spot.speed, -spot.held)
-        return (not spot.forced, *first, spot.opened)
+        return (*first, spot.opened)
 
     def chosen(self, counts: dict[int, int]) -> list[tuple[Leaf, LeafPart]]:
         """Return a choice, given as nodes by leaf number, with what its parts come to."""
@@ -344,7 +326,6 @@ class Lens:
 class _Kind(NamedTuple):
     leaf: int  # its place among the ground's
     spots: tuple[Spot, ...]
-    least: int  # all of those that must be taken
 
 
 class Choices:
@@ -352,10 +333,7 @@ class Choices:
 
     def __init__(self, ground: CandidateLeaves) -> None:
         self._ground = ground
-        self._kinds: list[_Kind] = []
-        for number, leaf in enumerate(ground.leaves):
-            for spots in leaf.kinds():
-                self._kinds.append(_Kind(number, spots, len(spots) if spots[0].forced else 0))
+        self._kinds = [_Kind(number, spots) for number, leaf in enumerate(ground.leaves) for spots in leaf.kinds()]
         room = [0]
         for one in reversed(self._kinds):
             room.append(room[-1] + len(one.spots))
@@ -365,8 +343,7 @@ class Choices:
         """Tell whether there are no more than `limit` choices; stops counting as soon as there are."""
         if len(self._kinds) > MOST_KINDS:
             return False
-        wanted = self._ground.wanted - sum(kind.least for kind in self._kinds)
-        sizes = [len(kind.spots) - kind.least for kind in self._kinds]
+        wanted, sizes = self._ground.wanted, [len(kind.spots) for kind in self._kinds]
         left = sum(sizes)
         ways = [1] + [0] * wanted  # by the number of nodes taken so far
         for size in sizes:
@@ -399,27 +376,21 @@ class Choices:
             yield ()
             return
         kind = self._kinds[at]
-        least = max(kind.least, left - self._room[at + 1])
+        least = max(0, left - self._room[at + 1])
         for count in range(min(len(kind.spots), left), least - 1, -1):
             for rest in self._counts(at + 1, left - count):
                 yield (count, *rest)
 
 
 def single_nodes(ground: CandidateLeaves, cost: Cost) -> list[SingleNode]:
-    """Return every choice for a request of one node, in the order of `Choices.every`.
-
-    A node's traits depend on its own leaf alone: what was weighed by this very cost is not weighed again, unless
-    something changed on its leaf.
-    """
-    views = [view for view in ground.views if view.leaf.forced] or ground.views
-    for view in views:
+    """Return every choice of one node; what this cost weighed before stays until its leaf changes."""
+    for view in ground.views:
         if view.cost is not cost:
             view.ones, view.cost = tuple(_ones(ground, view, cost)), cost
-    return [one for view in views for one in view.ones]
+    return [one for view in ground.views for one in view.ones]
 
 
 def _ones(ground: CandidateLeaves, view: LeafView, cost: Cost) -> Iterator[SingleNode]:
     for first, *_ in view.leaf.kinds():
-        if first.forced or not view.leaf.forced:
-            traits = ground.traits([(view.leaf, first.times(1))])
-            yield SingleNode(cost(traits), traits.stranded, traits, first.node)
+        traits = ground.traits([(view.leaf, first.times(1))])
+        yield SingleNode(cost(traits), traits.stranded, traits, first.node)

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deeplink.core.types import NodeName
-from deeplink.scheduler.placement.model.job_profile import Algorithm, Read, Schedule, check_reads
+from deeplink.scheduler.placement.model import Algorithm, Read, Schedule, check_reads
 from deeplink.scheduler.placement.request import DEFAULT_COST, Speeds
 from deeplink.scheduler.topology.graph import tree_of
 from deeplink.scheduler.topology.network import DeviceHealth, Role
@@ -36,8 +36,7 @@ from deeplink.scheduler.topology.network import DeviceHealth, Role
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from deeplink.scheduler.placement.model.constants import Constants, ReadSpeeds
-    from deeplink.scheduler.placement.model.job_profile import Job, Placement
+    from deeplink.scheduler.placement.model import Constants, Job, Placement, ReadSpeeds
     from deeplink.scheduler.placement.request import Cost, Traits
     from deeplink.scheduler.topology.graph import Branch, Path
     from deeplink.scheduler.topology.network import Cable, Network
@@ -161,10 +160,7 @@ class Estimates:
 
 
 def estimate(job: Job, constants: Constants, asked: Demands) -> Estimates:
-    """Return the predicted steps of many placements at once.
-
-    The job's batch and scaling are not looked at: `asked` has the samples per GPU.
-    """
+    """Return the predicted steps of many placements at once; `asked` has the samples per GPU, and not the job."""
     compute = (job.fixed_s + job.sample_s * asked.batch) * (
         1 + constants.host_contention * (1 - 1 / asked.busiest)
     )

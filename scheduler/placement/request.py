@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING
 
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.text import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -104,15 +102,6 @@ class NoPlacementError(DeepLinkError):
 
     exit_code = 2
 
-    def __init__(self, problem: str, *, limit: str, wanted: int = 0, there: int = 0, later: bool = False) -> None:
-        remedy = "Wait until jobs end (Slurm queues it), or ask for less." if later else "Ask for less."
-        super().__init__(problem, remedy=remedy)
-        self.problem = problem
-        self.limit = limit  # which one is not met
-        self.wanted = wanted  # nodes (for `required`: required ones)
-        self.there = there  # as many as are within that limit
-        self.later = later  # whether the nodes would do if they were free: then waiting helps
-
 
 def impossible(problem: str) -> DeepLinkError:
     """Return the error of what cannot be so: a negative number, a share above one."""
@@ -140,7 +129,6 @@ class PlacementRequest:
     nodes: int  # how many
     gpus_per_node: int = 0  # GPUs on each; 0 for none
     exclusive: bool = True  # whether it wants whole nodes, with no other job on them
-    required: frozenset[NodeName] = frozenset()  # nodes it must have
     excluded: frozenset[NodeName] = frozenset()  # nodes it must not have
 
     def __post_init__(self) -> None:
@@ -150,10 +138,7 @@ class PlacementRequest:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What is slower than it should be: shares of full speed, above 0 and up to 1; 1 for who is not in here.
-
-    What is dead has no place here: such a node has no room to offer.
-    """
+    """What is slower than it should be, as shares of full speed; what is dead has no room instead."""
 
     # by name, for their own link (or a GPU, or an SSD)
     nodes: Mapping[NodeName, float] = field(default_factory=dict)
@@ -189,16 +174,6 @@ class PlacementCluster:
     residency: DataResidency = field(default_factory=DataResidency)  # where the job's data lies
 
 
-class PlacementLimit(StrEnum):
-    """What can be in a placement's way, in the order in which it is looked at."""
-
-    NODES = "nodes"  # the cluster's
-    EXCLUDED = "excluded"
-    GPUS = "gpus"  # of a node
-    BUSY = "busy"
-    REQUIRED = "required"  # a node by name, for one of these reasons
-
-
 def eligible(rooms: Iterable[tuple[NodeName, NodeCapacity]], request: PlacementRequest) -> list[NodeName]:
     """Return those of some nodes that the job could have now."""
     excluded, gpus = request.excluded, request.gpus_per_node
@@ -209,41 +184,3 @@ def eligible(rooms: Iterable[tuple[NodeName, NodeCapacity]], request: PlacementR
         and room.gpus >= gpus
         and node not in excluded
     ]
-
-
-def refuse(cluster: PlacementCluster, request: PlacementRequest) -> None:
-    """Say why a request cannot be met: too few nodes could be had, or a required one could not."""
-    left = frozenset(cluster.rooms)
-    _check(request, left, limit=PlacementLimit.NODES, why="the cluster has")
-    left -= request.excluded
-    _check(request, left, limit=PlacementLimit.EXCLUDED, why="without the excluded ones there are")
-    left = frozenset(node for node in left if cluster.rooms[node].gpus >= request.gpus_per_node)
-    why = f"with {counted(request.gpus_per_node, 'GPU')} each there are"
-    _check(request, left, limit=PlacementLimit.GPUS, why=why)
-    left = frozenset(eligible(cluster.rooms.items(), request))
-    why = "of those that would do, idle are now" if request.exclusive else "of those that would do, free are now"
-    _check(request, left, limit=PlacementLimit.BUSY, why=why)
-
-
-def _check(request: PlacementRequest, left: frozenset[NodeName], *, limit: PlacementLimit, why: str) -> None:
-    wanted, there, later = request.nodes, len(left), limit is PlacementLimit.BUSY
-    if len(request.required) > wanted:
-        problem = f"{counted(wanted, 'node')} wanted, and {len(request.required)} required by name"
-        raise NoPlacementError(
-            problem, limit=PlacementLimit.REQUIRED, wanted=len(request.required), there=wanted, later=False
-        )
-    if there < wanted:
-        problem = f"{counted(wanted, 'node')} wanted; {why} {there:,}"
-        raise NoPlacementError(problem, limit=limit, wanted=wanted, there=there, later=later)
-    if missing := sorted(request.required - left):
-        reason = {
-            PlacementLimit.NODES: "not in the cluster",
-            PlacementLimit.EXCLUDED: "excluded as well",
-            PlacementLimit.GPUS: f"with fewer than {counted(request.gpus_per_node, 'GPU')}",
-            PlacementLimit.BUSY: "not free now",
-        }[limit]
-        problem = f"required, but {reason}: {listed(missing)}"
-        there = len(request.required & left)
-        raise NoPlacementError(
-            problem, limit=PlacementLimit.REQUIRED, wanted=len(request.required), there=there, later=later
-        )

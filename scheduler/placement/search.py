@@ -10,7 +10,6 @@ helps. The work is bounded in numbers, not in seconds: the same input has the sa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from heapq import nsmallest
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from typing_extensions import override
 
 from deeplink.core.text import counted
-from deeplink.scheduler.placement.candidate_leaves import CandidateLeaves, Choices, Lens, single_nodes
+from deeplink.scheduler.placement.candidate_leaves import CandidateLeaves, Choices, Lens, single_nodes, total
 from deeplink.scheduler.placement.request import DEFAULT_COST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from deeplink.core.types import NodeName
     from deeplink.scheduler.placement.candidate_leaves import Counts, Terrain
@@ -68,18 +67,16 @@ class Sketches:
 
     def __init__(self, ground: CandidateLeaves) -> None:
         self._ground = ground
-        self._forced = {number: leaf.forced for number, leaf in enumerate(ground.leaves) if leaf.forced}
 
     def plans(self) -> Iterator[LeafAssignment]:
-        """Yield choices; each meets the request."""
+        """Yield choices, each of as many nodes as are wanted."""
         for stock in self._stocks():
             held = self._held(stock)
             for top in self._tops(stock):
                 numbers = stock.below[top]
                 for key, tight in self._orders(stock, held):
                     yield LeafAssignment(stock.lens, self._filled(stock, sorted(numbers, key=key), tight=tight))
-                if not self._forced:
-                    yield LeafAssignment(stock.lens, self._descended(stock, top))
+                yield LeafAssignment(stock.lens, self._descended(stock, top))
 
     def _stocks(self) -> Iterator[_Stock]:
         ground = self._ground
@@ -92,9 +89,8 @@ class Sketches:
             data = Lens(ground, data_first=True)
             ways += [(data, everything), (data, data.holding)]
         for lens, caps in ways:
-            allowed = [max(cap, leaf.forced) for cap, leaf in zip(caps, ground.leaves, strict=True)]
-            if sum(allowed) >= ground.wanted:
-                yield self._stock(lens, allowed)
+            if sum(caps) >= ground.wanted:
+                yield self._stock(lens, caps)
 
     def _stock(self, lens: Lens, caps: list[int]) -> _Stock:
         below: dict[Path, list[int]] = {}
@@ -106,11 +102,10 @@ class Sketches:
         return _Stock(lens, caps, below, sums)
 
     def _tops(self, stock: _Stock) -> list[Path]:
-        """Return switches that have the room below them, and all nodes that must be taken."""
-        must = set(self._forced)
+        """Return switches that have the room below them."""
         roomy: dict[tuple[int, ...], Path] = {}  # a switch with but one switch below it is as good as that one
         for top, room in stock.sums.items():
-            if room >= self._ground.wanted and must.issubset(stock.below[top]):
+            if room >= self._ground.wanted:
                 roomy.setdefault(tuple(stock.below[top]), top)
         tops = sorted(roomy.items(), key=lambda item: (stock.sums[item[1]], item[0]))
         # The greatest comes last: it holds all leaves.
@@ -132,13 +127,9 @@ class Sketches:
         return orders
 
     def _filled(self, stock: _Stock, order: Sequence[int], *, tight: bool) -> dict[int, int]:
-        caps, left = stock.caps, self._ground.wanted - sum(self._forced.values())
-        counts = dict(self._forced)
-        for number, forced in self._forced.items():  # leaves that are touched anyway first
-            more = min(caps[number] - forced, left)
-            counts[number] = forced + more
-            left -= more
-        rest = [number for number in order if caps[number] and number not in counts]
+        caps, left = stock.caps, self._ground.wanted
+        counts: dict[int, int] = {}
+        rest = [number for number in order if caps[number]]
         for place, number in enumerate(rest):
             if not left:
                 break
@@ -178,30 +169,6 @@ class Sketches:
         return counts
 
 
-class Want(StrEnum):
-    """What is wanted of a choice, and may have to be given up."""
-
-    LEAVES = "leaves"  # few
-    DATA = "data"  # held by its nodes
-    SLOW = "slow"  # none: nodes and links
-    WHOLE_LEAVES = "whole leaves"  # left to others
-    IDLE_NODES = "idle nodes"  # left to others, where a job takes parts of nodes
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """Something that another choice, taken for that alone, would have had better."""
-
-    what: Want
-    got: float  # as it is
-    best: float  # as it could be
-    words: str  # both in a sentence's part, for people
-
-    @override
-    def __str__(self) -> str:
-        return self.words
-
-
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One choice of nodes."""
@@ -209,7 +176,7 @@ class Candidate:
     nodes: tuple[NodeName, ...]  # along the tree
     cost: float  # what the cost function says; less is better
     traits: Traits  # what it depends on
-    given_up: tuple[GivenUp, ...]  # what this choice has worse than it could be had
+    given_up: tuple[str, ...]  # what another choice, taken for that alone, would have had better; for people
 
     @property
     def crossings(self) -> int:
@@ -234,7 +201,7 @@ class Candidate:
         """Return it in words."""
         said = f"{counted(len(self.nodes), 'node')} on {self._leaves}: {price}, "
         said += f"{self.percent_local:.0f} % of the data local"
-        return "; ".join([said, *map(str, self.given_up)])
+        return "; ".join([said, *self.given_up])
 
     @property
     def _leaves(self) -> str:
@@ -259,10 +226,31 @@ def place(
         ranked, soundest = _each_weighed(ground, choices, cost, most)
     else:
         ranked, soundest = _Search(ground, cost).ranked(most)
-    bests = _Bests(ground, soundest)
+    leaves, local = ground.fewest_leaves(), ground.most_local()
     return tuple(
-        Candidate(ground.in_order(nodes), price, traits, bests.given_up(traits)) for price, traits, nodes in ranked
+        Candidate(
+            ground.in_order(nodes), price, traits, _given_up(traits, leaves=leaves, local=local, slow=soundest)
+        )
+        for price, traits, nodes in ranked
     )
+
+
+def weigh(
+    cluster: PlacementCluster, request: PlacementRequest, nodes: Collection[NodeName], cost: Cost = DEFAULT_COST
+) -> Candidate | None:
+    """Return one choice of nodes as `place` weighs it; None where the job could not have all of them now."""
+    ground = CandidateLeaves(cluster, request)
+    wanted = frozenset(nodes)
+    chosen = [
+        (leaf, total(spots))
+        for leaf in ground.leaves
+        if (spots := [spot.times(1) for spot in leaf.spots if spot.node in wanted])
+    ]
+    traits = ground.traits(chosen)
+    if not traits.nodes == len(wanted) == request.nodes:
+        return None
+    given_up = _given_up(traits, leaves=traits.leaves, local=traits.local, slow=traits.degraded)
+    return Candidate(ground.in_order(wanted), cost(traits), traits, given_up)
 
 
 def _each_node(ground: CandidateLeaves, cost: Cost, most: int) -> tuple[_Ranked, int]:
@@ -283,33 +271,21 @@ def _each_weighed(ground: CandidateLeaves, choices: Choices, cost: Cost, most: i
     return ranked, min(traits.degraded for _, _, _, traits, _ in weighed)
 
 
-class _Bests:
-    """What could be had at best of each thing, were it all that mattered."""
-
-    def __init__(self, ground: CandidateLeaves, soundest: int) -> None:
-        self._leaves = ground.fewest_leaves()
-        self._local = ground.most_local()
-        self._slow = soundest
-
-    def given_up(self, traits: Traits) -> tuple[GivenUp, ...]:
-        found = []
-        if traits.leaves > self._leaves:
-            words = f"{traits.leaves} leaves where {self._leaves} would do"
-            found.append(GivenUp(Want.LEAVES, traits.leaves, self._leaves, words))
-        if traits.local < self._local:
-            words = f"{100 * traits.local:.0f} % of the data local where {100 * self._local:.0f} % could be"
-            found.append(GivenUp(Want.DATA, traits.local, self._local, words))
-        if traits.degraded > self._slow:
-            words = f"{traits.degraded} slow nodes or links where {self._slow} would do"
-            words += f" (the slowest at {100 * traits.slowest:.0f} % of its speed)"
-            found.append(GivenUp(Want.SLOW, traits.degraded, self._slow, words))
-        if traits.broken:
-            whole = "a whole leaf" if traits.broken == 1 else f"{traits.broken} whole leaves"
-            found.append(GivenUp(Want.WHOLE_LEAVES, traits.broken, 0, f"breaks up {whole}"))
-        if traits.opened:
-            words = f"takes a part of {counted(traits.opened, 'idle node')}"
-            found.append(GivenUp(Want.IDLE_NODES, traits.opened, 0, words))
-        return tuple(found)
+def _given_up(traits: Traits, *, leaves: int, local: float, slow: int) -> tuple[str, ...]:
+    """Return what a choice has worse than the best of each thing, were that all that mattered."""
+    found = []
+    if traits.leaves > leaves:
+        found.append(f"{traits.leaves} leaves where {leaves} would do")
+    if traits.local < local:
+        found.append(f"{100 * traits.local:.0f} % of the data local where {100 * local:.0f} % could be")
+    if traits.degraded > slow:
+        words = f"{traits.degraded} slow nodes or links where {slow} would do"
+        found.append(f"{words} (the slowest at {100 * traits.slowest:.0f} % of its speed)")
+    if traits.broken:
+        found.append("breaks up " + ("a whole leaf" if traits.broken == 1 else f"{traits.broken} whole leaves"))
+    if traits.opened:
+        found.append(f"takes a part of {counted(traits.opened, 'idle node')}")
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,10 +349,9 @@ def _neighbours(lens: Lens, counts: dict[int, int]) -> Iterator[dict[int, int]]:
     touched = sorted(counts, key=lambda number: (counts[number], number))
     targets = [*touched, *_untouched(lens, counts)]
     for source in touched:
-        loose = counts[source] - leaves[source].forced
         for target in targets:
             room = len(leaves[target].spots) - counts.get(target, 0)
-            most = min(loose, room)
+            most = min(counts[source], room)
             for moved in (most, 1) if most > 1 else (most,):
                 if moved < 1 or target == source:
                     continue

@@ -50,7 +50,7 @@ ALIKE = ("catalog", "store", "state", "watch", "members", "agent_bind")
 LONGEST_S = 180.0
 _LONGEST_LINE = 16 << 20
 _VERSION_S = 10.0
-_LIMITS = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "nproc": resource.RLIMIT_NPROC}
+_LIMITS = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK}
 _SCRIPT_BYTES = 64 << 10
 _MOST_LINES = 20
 _MOST_SCRIPTS = 64
@@ -71,7 +71,6 @@ def this_host(config: Config, listening: Mapping[str, tuple[int, ...]]) -> HostF
     return HostFacts(
         node=member_name(config.node),
         address=primary_address().ip,
-        uid=os.getuid(),
         versions=_versions(),
         settings={key: str(getattr(config, key)) for key in ALIKE},
         folders={key: looked_at(getattr(config, key)) for key in FOLDERS},
@@ -191,10 +190,8 @@ def looked_at(path: Path) -> FolderReport:
         kind=file_system(base),
         readable=os.access(base, os.R_OK | os.X_OK),
         writable=os.access(base, os.W_OK | os.X_OK),
-        owner=found.st_uid,
         mode=found.st_mode & 0o7777,
         free=room.f_bavail * room.f_frsize,
-        total=room.f_blocks * room.f_frsize,
         identity=f"{found.st_ino}-{found.st_ctime_ns}",
         problem="" if base.is_dir() else f"{base} is no folder",
     )

@@ -52,10 +52,8 @@ class FolderReport:
     kind: str = ""  # type of its file system; empty where that cannot be told
     readable: bool = False  # for this user
     writable: bool = False
-    owner: int = -1
     mode: int = 0  # permission bits of `base`
     free: int = 0  # bytes this user may still write
-    total: int = 0
     identity: str = ""  # inode and time of its last change, the same wherever the same folder is seen
     marked: bool = False  # our marker could be left in `base`
     problem: str = ""  # why nothing more is known
@@ -72,7 +70,6 @@ class HostFacts:
 
     node: str  # its name in Slurm, else the host name
     address: str = ""  # what other nodes reach it by
-    uid: int = -1
     versions: Mapping[str, str] = field(default_factory=dict)  # code: digest of DeepLink's files; empty: none
     settings: Mapping[str, str] = field(default_factory=dict)  # configuration that must be alike everywhere
     folders: Mapping[str, FolderReport] = field(default_factory=dict)  # by key of the configuration

@@ -1,5 +1,5 @@
 """The one door to Slurm's commands, the parsers of their text, and the scripts we hand them.
 
-Other packages import: `cached`, `client`, `command`, `job_environment`, `munge`, `nodeset`,
+Other packages import: `cached`, `client`, `command`, `munge`, `nodeset`,
 `sbatch_options`, `parse`, `settings`, `states`, `submission`.
 """

@@ -121,10 +121,7 @@ def answers_folder(env: Mapping[str, str], state: Path) -> Path:
 
 @dataclass(slots=True, kw_only=True)
 class CachedRunner:
-    """A `command.Runner` that shares answers with the user's other processes; for `Slurm(run=...)`.
-
-    Whatever is no question of a known kind is run as it is. Where the folder cannot be used, everything is.
-    """
+    """Runs questions of a known kind and shares answers with the user's other processes; all else as it is."""
 
     folder: Path
     interval_s: float = INTERVAL_S

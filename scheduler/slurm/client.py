@@ -273,10 +273,7 @@ class Slurm:
         self.run(["scancel", "--quiet", str(job)])
 
     def complete(self, job: int, code: int) -> None:
-        """End a running job as the end of its script would, with that exit code; its owner may.
-
-        Raises SlurmTextError where Slurm's library is not found.
-        """
+        """End a running job as the end of its script would, with that exit code; its owner may."""
         program = shutil.which("scontrol") or "scontrol"
         linked = self.run(["ldd", program])
         library = re.search(r"^\s*libslurm\S* => (\S+)", linked, re.MULTILINE)

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn, Protocol
@@ -20,7 +21,7 @@ from deeplink.core.publish import write_text
 from deeplink.core.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 COMMAND_TIMEOUT_S = 20.0
@@ -38,6 +39,8 @@ TimeoutExpired = subprocess.TimeoutExpired
 STAND_INS = ("srun", "torchrun")
 _MARK = b"-m deeplink shim "
 _HEAD = 4096  # bytes
+FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_CHUNK = 1 << 16
 _SILENT = re.compile(
     r"Unable to contact slurm controller|Socket timed out on send/recv operation|in standby mode"
     r"|Communication connection failure|Communication shutdown failure|Zero Bytes were transmitted or received"
@@ -106,10 +109,7 @@ def finish(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Finished:
-    """Run a command to its end and tell how it ended, whatever its exit code.
-
-    Its whole process group is killed when the time is up, so that a hanging child of a child holds no one.
-    """
+    """Run a command to its end and tell how it ended; its process group is killed when the time is up."""
     return ended(begun(argv, env=env, cwd=cwd), argv, timeout_s=timeout_s, stdin=stdin)
 
 
@@ -310,6 +310,86 @@ def become(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> NoRe
         os.execvpe(argv[0], list(argv), dict(os.environ if env is None else env))  # noqa: S606 - what it is for
     except FileNotFoundError as missing:
         raise CommandMissingError(argv[0]) from missing
+
+
+def run_passing_on(argv: Sequence[str], *, env: Mapping[str, str], write: Callable[[bytes], None]) -> int:
+    """Run a command to its end and return its exit code, or minus the signal that ended it.
+
+    Standard input and error are ours. It ends when the command ends, whenever that is: `sbatch --wait` waits for a
+    job. Must be called from the main thread.
+    """
+    with _forwarding() as started:
+        ours, theirs = _channel()
+        try:
+            try:
+                process = spawn(argv, env=env, stdin=None, stdout=theirs, new_session=False)
+            finally:
+                os.close(theirs)
+            started(process)
+            while data := _read(ours):
+                write(data)
+        finally:
+            os.close(ours)
+        return process.wait()
+
+
+def _channel() -> tuple[int, int]:
+    """Return both ends of a terminal: into a pipe a program writes only when it ends, or has written much.
+
+    Where there are no terminals to be had (a container without devpts) it is a pipe all the same.
+    """
+    try:
+        ours, theirs = os.openpty()
+    except OSError:
+        return os.pipe()
+    plain = termios.tcgetattr(theirs)
+    plain[1] &= ~termios.OPOST  # a newline stays a newline
+    termios.tcsetattr(theirs, termios.TCSANOW, plain)
+    return ours, theirs
+
+
+def _read(reading: int) -> bytes:
+    try:
+        return os.read(reading, _CHUNK)
+    except OSError:  # how a terminal says that no one holds its other end
+        return b""
+
+
+@contextlib.contextmanager
+def _forwarding() -> Iterator[Callable[[Process[bytes]], None]]:
+    """Pass signals on to the process that is handed to what this gives; those that came before, then."""
+    waiting: list[int] = []
+    running: list[Process[bytes]] = []
+
+    def note(number: int, _frame: object) -> None:
+        if running:
+            running[0].send_signal(number)
+        else:
+            waiting.append(number)
+
+    def started(process: Process[bytes]) -> None:
+        running.append(process)
+        for number in waiting:
+            process.send_signal(number)
+
+    # What our caller ignores (nohup, a shell's background job) we and the command go on ignoring.
+    caught = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in caught}
+    try:
+        yield started
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_as(code: int) -> int:
+    """Return the exit code to end with; where a signal ended the command, end by the same one."""
+    if code >= 0:
+        return code
+    with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler to reset
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+    return 128 - code
 
 
 def make_stand_ins(folder: Path) -> None:

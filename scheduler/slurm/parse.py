@@ -212,10 +212,7 @@ class SwitchRow:
 
 
 def parse_jobs(text: str, separator: str) -> list[JobRow]:
-    """Read `squeue -h -O` with `separator` behind every field of JOB_FIELDS.
-
-    Job names are free text and may hold anything, newlines too, so the separator must be one no one can guess.
-    """
+    """Read `squeue -h -O` with `separator` behind every field of JOB_FIELDS: names are free text."""
     return list(_jobs(text.replace(separator, _FIELD_END)))
 
 
@@ -444,7 +441,6 @@ class PartitionRow:
     """One partition."""
 
     name: str
-    default: bool
     state: str  # UP, DOWN, DRAIN or INACTIVE
     most_nodes: int | None  # of one job; None for no bound
     oversubscribe: str  # NO, YES:4, FORCE:4 or EXCLUSIVE
@@ -466,7 +462,6 @@ def _partition(line: str) -> PartitionRow:
         raise SlurmTextError(_COMMAND, line)
     return PartitionRow(
         name=fields["PartitionName"],
-        default=fields.get("Default") == "YES",
         state=fields["State"],
         most_nodes=int(most) if re.fullmatch(r"[0-9]{1,9}", most) else None,
         oversubscribe=fields.get("OverSubscribe", ""),

@@ -1,4 +1,4 @@
-"""What `deeplink sbatch` makes of a command line: sbatch's own, and options of ours; pure."""
+"""What `deeplink sbatch` makes of a command line, sbatch's own and options of ours; environments of jobs; pure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from deeplink.scheduler.slurm.sbatch_options import SBATCH, CommandLine, Grammar
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
+
+    from deeplink.scheduler.slurm.client import Allocation
 
 _PREFIX = "deeplink-"
 _VALUED = frozenset({"spares", "data", "patience", "place", "profile", "resubmit"})
@@ -42,6 +44,39 @@ SPARES_VARIABLE = "DEEPLINK_SPARES"
 PATHS_VARIABLE = "DEEPLINK_PATHS"
 SHIM_VARIABLE = "DEEPLINK_SHIM"
 """Names the folder of the stand-ins for srun and torchrun, in a job that uses them."""
+_FIRST_SPECIAL = 0xFFFF_FFF0
+"""Step numbers from here on are those of the batch script, of salloc's shell and the like (slurm.h)."""
+_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS")
+_OF_GPUS = {
+    "SLURM_GPUS": "Job",
+    "SLURM_GPUS_PER_NODE": "Node",
+    "SLURM_GPUS_PER_SOCKET": "Socket",
+    "SLURM_GPUS_PER_TASK": "Task",
+}
+LEFT_BEHIND = frozenset(
+    (
+        "SLURM_RESTART_COUNT",
+        *_TASKS,
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_NTASKS_PER_CORE",
+        "SLURM_NTASKS_PER_SOCKET",
+        "SLURM_NTASKS_PER_GPU",
+        "SLURM_CPUS_PER_TASK",
+        "SLURM_CPUS_PER_GPU",
+        *_OF_GPUS,
+        "SLURM_TRES_PER_TASK",
+        "SLURM_GPU_BIND",
+        "SLURM_TRES_BIND",
+        "SLURM_MEM_PER_CPU",
+        "SLURM_MEM_PER_GPU",
+        "SLURM_MEM_PER_NODE",
+        "SLURM_DISTRIBUTION",
+        "SLURM_OVERCOMMIT",
+        "SLURM_THREADS_PER_CORE",
+    )
+)
+"""What a job that submits another one leaves behind in that one's environment: sbatch hands its own on, and of
+these Slurm sets only what the new job itself asks for (measured with 22.05.8). No input of sbatch's begins so."""
 
 
 class SubmissionError(DeepLinkError):
@@ -311,3 +346,47 @@ def _closed(option: str, needed: tuple[str, ...]) -> SubmissionError:
         f"{option} keeps {', '.join(needed)} from the job, which --deeplink-spares, -paths and -shim work by",
         "Use --export=ALL,..., or call `deeplink run --spares N --paths -- COMMAND` in the script instead.",
     )
+
+
+def is_in_step(env: Mapping[str, str]) -> bool:
+    """Whether the process belongs to a step that srun made.
+
+    From 26.05 on batch scripts have a step's number, too: -5.
+
+    >>> [is_in_step({"SLURM_STEP_ID": number}) for number in ("0", "7", "-5", "4294967290")], is_in_step({})
+    ([True, True, False, False], False)
+    """
+    number = env.get("SLURM_STEP_ID", "")
+    return number.isascii() and number.isdigit() and int(number[:20]) < _FIRST_SPECIAL
+
+
+def without_outer(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment to submit a job with: inside of a job, without what that one would leave behind."""
+    return {name: value for name, value in env.items() if name not in LEFT_BEHIND or "SLURM_JOB_ID" not in env}
+
+
+def not_contradicted(env: Mapping[str, str], told: Allocation, nodes: int) -> dict[str, str]:
+    """Return a job's environment without what Slurm's record of the job contradicts.
+
+    What the record cannot tell from the job's own stays: one task of an outer job and one node, say.
+    """
+    if is_in_step(env):
+        return dict(env)
+    tasks = _count_in(env, "SLURM_NTASKS")
+    # With --ntasks-per-node it tells the most there may be. And of nodes that were lost their tasks are gone.
+    fitting = {told.tasks, *range(nodes, nodes * told.tasks_per_node + 1)}
+    stale = {name for name, kind in _OF_GPUS.items() if kind not in told.gpus_asked}
+    if not told.restarts:  # Slurm sets any other count itself
+        stale.add("SLURM_RESTART_COUNT")
+    if told.tasks and told.nodes == nodes and tasks not in fitting:
+        stale |= {*_TASKS}
+    if told.cpus_per_task not in {0, _count_in(env, "SLURM_CPUS_PER_TASK")}:
+        stale.add("SLURM_CPUS_PER_TASK")
+    if told.tasks_per_node != _count_in(env, "SLURM_NTASKS_PER_NODE"):
+        stale.add("SLURM_NTASKS_PER_NODE")
+    return {name: value for name, value in env.items() if name not in stale}
+
+
+def _count_in(env: Mapping[str, str], name: str) -> int | None:
+    text = env.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else None

@@ -238,10 +238,7 @@ class _Parts:
 
 
 def failure_domains(fabric: Fabric, weight: Mapping[NodeName, int]) -> dict[NodeName, str]:
-    """Return the leaf switch of each node by its name; empty where all fail together, or too few apart.
-
-    Nodes of unknown place have the domain "", all of them one.
-    """
+    """Return the leaf switch of each node, "" where unknown; empty where all fail together, or too few apart."""
     held: Counter[tuple[str, ...]] = Counter()
     for node, much in weight.items():
         held[fabric.leaf(node)] += much

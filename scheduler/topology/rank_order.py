@@ -118,22 +118,20 @@ def bound(counts: Sequence[int], groups: Groups) -> Score:
     return (*each, len(counts) if len(counts) > 1 else 0)
 
 
-def arrange(counts: Sequence[int], groups: Groups) -> tuple[Runs, bool]:
-    """Return the best order of leaves that is found, and whether it is known that there is no better one.
+def arrange(counts: Sequence[int], groups: Groups) -> Runs:
+    """Return the best order of leaves that is found.
 
     Exact up to `EXACT_STATES`; beyond, the best of four constructions. Where leaves can stand in the given order
     without harm, they do: it follows the tree, which keeps the levels above the leaves in order too.
     """
     plain: Runs = tuple(enumerate(counts))
-    least = bound(counts, groups)
-    if score(plain, groups) == least:
-        return plain, True
+    if score(plain, groups) == bound(counts, groups):
+        return plain
     if _states(counts) <= EXACT_STATES:
-        return _exact(counts, groups), True
+        return _exact(counts, groups)
     found = [plain, _aligned(counts, groups)]
     found += [_chained(counts, groups, roomy=roomy) for roomy in (False, True)]
-    best = min(found, key=lambda runs: score(runs, groups))
-    return best, score(best, groups) == least
+    return min(found, key=lambda runs: score(runs, groups))
 
 
 def _states(counts: Sequence[int]) -> int:
@@ -200,10 +198,7 @@ def _joined(runs: Runs) -> Runs:
 
 
 def _aligned(counts: Sequence[int], groups: Groups) -> Runs:
-    """Give every leaf as many whole groups of the greatest size as it holds, with the rest of the next, and so on.
-
-    What is left over of the leaves stands together at the end.
-    """
+    """Give each leaf as many whole groups of the greatest size as it holds, then of the next, and so on."""
     left = list(counts)
     runs: list[tuple[int, int]] = []
     for turn, span in enumerate([*(groups.span(size) for size in reversed(groups.moving)), 1]):
@@ -408,9 +403,6 @@ class RankOrder:
     nodes: tuple[NodeName, ...]  # each runs the next `per_node` ranks
     crossings: int  # leaf-to-leaf hops of the ring over them
     cut: tuple[Cut, ...]  # the groups that do not stay together
-    # whether it is known that no order has fewer cut groups, and none with as few has fewer crossings: a bound
-    # is reached, or all orders were weighed
-    optimal: bool
 
 
 def rank_order(nodes: Collection[NodeName], fabric: Fabric, groups: Groups | None = None) -> RankOrder:
@@ -426,10 +418,9 @@ def rank_order(nodes: Collection[NodeName], fabric: Fabric, groups: Groups | Non
     for node in tree_order(nodes, fabric):
         leaves.setdefault(fabric.leaf(node), []).append(node)
     counts = [len(below) for below in leaves.values()]
-    runs, optimal = arrange(counts, groups)
     left = [iter(below) for below in leaves.values()]
-    order = tuple(node for leaf, length in runs for node in islice(left[leaf], length))
-    return RankOrder(order, ring_crossings(order, fabric.leaf), _cuts(order, fabric, groups), optimal)
+    order = tuple(node for leaf, length in arrange(counts, groups) for node in islice(left[leaf], length))
+    return RankOrder(order, ring_crossings(order, fabric.leaf), _cuts(order, fabric, groups))
 
 
 def _cuts(order: tuple[NodeName, ...], fabric: Fabric, groups: Groups) -> tuple[Cut, ...]:

@@ -56,7 +56,7 @@ class Bindings:
         self._next = now + LOOK_S
         try:
             self._learn_rights()
-            self._take_back(read_queue(self.slurm.run, "--states=PENDING"), now)
+            self._take_back(read_queue(self.slurm.run), now)
         except DeepLinkError as problem:
             log.info("nodes hinted by name are not looked after in this round: %s", problem)
             self._next = self.clock.monotonic() + AGAIN_S

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from benchmarks.model_fit import FREE, Measurement, Observed, TooFewMeasurementsError, fit
 from deeplink.core.errors import DeepLinkError
-from deeplink.scheduler.placement.model.constants import (
+from deeplink.scheduler.placement.model import (
     Constants,
+    Job,
     LinkSpeed,
 )
-from deeplink.scheduler.placement.model.job_profile import Job
 from deeplink.scheduler.placement.predicted import predict
 from tests.effort import examples
-from tests.scheduler.placement.model.models import placement
+from tests.scheduler.placement.models import placement
 
 SHAPES = [
     "1",

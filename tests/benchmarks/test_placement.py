@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.scheduler import placement
 from deeplink.core.types import NodeName
-from deeplink.scheduler.placement.request import NoPlacementError, PlacementLimit, PlacementRequest
+from deeplink.scheduler.placement.request import NoPlacementError, PlacementRequest
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.scheduler.topology.rank_order import ring_crossings
 
@@ -34,7 +34,7 @@ def test_the_stream_is_the_same_whoever_chooses() -> None:
     def none(_cluster: object, request: PlacementRequest) -> tuple[NodeName, ...]:
         asked.append(request.nodes)
         if len(asked) > 2:
-            raise NoPlacementError("no", limit=PlacementLimit.BUSY, wanted=1, there=0, later=True)
+            raise NoPlacementError("no")
         return tuple(NodeName(f"n{number}") for number in range(request.nodes))
 
     placement.stream(none, 3, 20)

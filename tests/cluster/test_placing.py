@@ -12,7 +12,7 @@ import pytest
 
 from deeplink.scheduler.placement.hint import decision
 from deeplink.scheduler.placement.hint.decision import HintKind, Recorded, Why
-from deeplink.scheduler.placement.model.constants import Constants, constants_text
+from deeplink.scheduler.placement.model import Constants, constants_text
 from deeplink.scheduler.slurm.nodeset import unfold
 from deeplink.scheduler.testbed.cluster import Sandbox
 from deeplink.scheduler.testbed.shape import CTL

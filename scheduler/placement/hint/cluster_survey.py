@@ -47,7 +47,7 @@ _UNSEEN = frozenset({"", "None", "Priority", "BeginTime"})
 # Slurm looks at these jobs whenever nodes become free. Measured with 22.05; docs/decisions/0016.
 _WAITS = frozenset({"", "None", "Resources", "Priority"})
 _NODES_BEGIN = ("ReqNodeNotAvail", "Nodes required for job are DOWN", "Nodes_required_for_job_are_DOWN")
-_FORMAT = ("%A", "%i", "%T", "%r", "%u", "%P", "%D", "%Q", "%n", "%x", "%Y", "%v", "%N", "%k")
+_FORMAT = ("%A", "%i", "%T", "%r", "%u", "%P", "%D", "%Q", "%n", "%x", "%Y", "%v", "%k")
 _NOTHING = frozenset({"", "(null)", "N/A", "n/a"})
 
 
@@ -67,7 +67,6 @@ class Row:
     excluded: frozenset[NodeName]
     planned: frozenset[NodeName]  # those that the backfill scheduler keeps for it; empty where it has made no plan
     reservation: str  # whose nodes it is to run on; empty for none
-    on: frozenset[NodeName]  # where it runs; empty while it waits
     comment: str = ""  # what its user wrote about it, and we
 
     @property
@@ -96,19 +95,14 @@ class Row:
         return is_wish(self.comment, self.required)
 
 
-def arguments(separator: str, *options: str) -> list[str]:
-    """Return the command whose text `parse_queue` reads: all jobs that have not ended, of all users."""
-    return ["squeue", "-h", "-a", *options, "-o", "".join(f"{field}{separator}" for field in _FORMAT)]
-
-
 def parse_queue(text: str, separator: str) -> list[Row]:
-    """Read what the command of `arguments` wrote."""
+    """Read what the command of `read_queue` wrote."""
     return [_row([part.strip() for part in fields]) for fields in rows_of(text, separator, len(_FORMAT))]
 
 
 def _row(fields: list[str]) -> Row:
     number, label, state, reason, user, partitions, nodes, *fields = fields
-    priority, required, excluded, planned, kept, on, comment = fields
+    priority, required, excluded, planned, kept, comment = fields
     if not (number.isascii() and number.isdigit() and priority.isascii() and priority.isdigit()):
         raise SlurmTextError("squeue", "|".join(fields))
     return Row(
@@ -124,7 +118,6 @@ def _row(fields: list[str]) -> Row:
         excluded=_names(excluded),
         planned=_names(planned),
         reservation="" if kept in _NOTHING else kept,
-        on=_names(on),
         comment="" if comment in _NOTHING else comment,
     )
 
@@ -141,10 +134,11 @@ def in_order(rows: list[Row]) -> list[Row]:
     return sorted((row for row in rows if row.waits), key=lambda row: (-row.priority, row.id))
 
 
-def read_queue(run: Callable[[list[str]], str], *options: str) -> list[Row]:
-    """Return all jobs that have not ended, of all users, in one question; with options of squeue fewer."""
+def read_queue(run: Callable[[list[str]], str]) -> list[Row]:
+    """Return all jobs that wait, of all users, in one question."""
     separator = fresh_separator()
-    return parse_queue(run(arguments(separator, *options)), separator)
+    layout = "".join(f"{field}{separator}" for field in _FORMAT)
+    return parse_queue(run(["squeue", "-h", "-a", "--states=PENDING", "-o", layout]), separator)
 
 
 def stopped(reason: str) -> str:
@@ -359,8 +353,7 @@ def partition_of(ask: Ask, now: ClusterState) -> Partition:
     if name in now.partitions:
         return now.partitions[name]
     raise NoPlacementError(
-        f"there is no partition {name}" if name else "no partition is named, and none is the default",
-        limit="partition",
+        f"there is no partition {name}" if name else "no partition is named, and none is the default"
     )
 
 
@@ -370,8 +363,7 @@ def rooms_of(
     """Return what the cluster has for a job."""
     partition = partition_of(ask, now)
     if ask.limit_s > partition.limit_s:
-        problem = f"its time limit is longer than jobs may run in partition {partition.name}"
-        raise NoPlacementError(problem, limit="time")
+        raise NoPlacementError(f"its time limit is longer than jobs may run in partition {partition.name}")
     whole = ask.exclusive or partition.whole
     able = _able(ask, partition, now.nodes)
     living = {name: node for name, node in able.items() if not node.dead and name not in dead}
@@ -389,27 +381,26 @@ def rooms_of(
 def _able(ask: Ask, partition: Partition, nodes: Mapping[NodeName, NodeNow]) -> dict[NodeName, NodeNow]:
     """Return the nodes that could run it, were they idle and well."""
     left = {name: nodes[name] for name in partition.nodes}
-    _check(ask, left, "nodes", f"partition {partition.name} has")
+    _check(ask, left, f"partition {partition.name} has")
     excluded, features = frozenset(ask.excluded), frozenset(ask.features)
     left = {name: node for name, node in left.items() if name not in excluded}
-    _check(ask, left, "excluded", "without the excluded ones there are")
+    _check(ask, left, "without the excluded ones there are")
     left = {name: node for name, node in left.items() if features <= node.features}
-    _check(ask, left, "features", f"with {'&'.join(ask.features)} there are")
+    _check(ask, left, f"with {'&'.join(ask.features)} there are")
     left = {name: node for name, node in left.items() if _may_have(node.gpus(ask.gpu_type), ask.gpus)}
     kind = f"{ask.gpu_type} GPU" if ask.gpu_type else "GPU"
-    _check(ask, left, "gpus", f"with {counted(ask.gpus, kind)} each there are")
+    _check(ask, left, f"with {counted(ask.gpus, kind)} each there are")
     left = {
         name: node for name, node in left.items() if node.cpus >= ask.cpus and node.memory_mib >= ask.memory_mib
     }
     memory = f" and {ask.memory_mib:,} MiB" if ask.memory_mib else ""
-    _check(ask, left, "size", f"with {counted(ask.cpus, 'CPU')}{memory} each there are")
+    _check(ask, left, f"with {counted(ask.cpus, 'CPU')}{memory} each there are")
     return left
 
 
-def _check(ask: Ask, left: Collection[NodeName], limit: str, why: str) -> None:
+def _check(ask: Ask, left: Collection[NodeName], why: str) -> None:
     if len(left) < ask.nodes:
-        problem = f"{counted(ask.nodes, 'node')} wanted; {why} {len(left):,}"
-        raise NoPlacementError(problem, limit=limit)
+        raise NoPlacementError(f"{counted(ask.nodes, 'node')} wanted; {why} {len(left):,}")
 
 
 def _may_have(there: int | None, wanted: int) -> bool:

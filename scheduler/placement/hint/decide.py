@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from deeplink.core.errors import DeepLinkError
@@ -17,7 +16,7 @@ from deeplink.core.text import counted, listed
 from deeplink.scheduler.placement.hint.cluster_survey import Rooms, partition_of, rooms_of
 from deeplink.scheduler.placement.hint.decision import Decision, HintKind, NodeChoice, Why
 from deeplink.scheduler.placement.request import DEFAULT_COST, DataResidency, NoPlacementError, PlacementCluster
-from deeplink.scheduler.placement.search import place
+from deeplink.scheduler.placement.search import place, weigh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from deeplink.core.types import NodeName
     from deeplink.scheduler.placement.hint.cluster_survey import ClusterState, KnownFabric
     from deeplink.scheduler.placement.hint.decision import Ask
-    from deeplink.scheduler.placement.model.constants import Constants
-    from deeplink.scheduler.placement.model.job_profile import Profile
+    from deeplink.scheduler.placement.model import Constants, Profile
     from deeplink.scheduler.placement.predicted import StepTime
     from deeplink.scheduler.placement.request import Cost, PlacementRequest, Traits
     from deeplink.scheduler.placement.search import Candidate
@@ -45,13 +43,6 @@ _START = r"\bto start at ((\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d))\b.*? on no
 SHAPES_SHOWN = 3
 
 
-class Basis(StrEnum):
-    """What a cost is, and its unit."""
-
-    WEIGHTS = "weights"  # crossings of a ring of eight nodes
-    PREDICTED = "predicted step"  # seconds
-
-
 @dataclass(frozen=True, slots=True)
 class Scale:
     """What choices are compared by."""
@@ -62,9 +53,9 @@ class Scale:
     note: str = ""  # why none is, for a job that has a profile
 
     @property
-    def basis(self) -> Basis:
-        """What the cost is."""
-        return Basis.WEIGHTS if self.step is None else Basis.PREDICTED
+    def basis(self) -> str:
+        """What the cost is: crossings of a ring of eight nodes, or seconds."""
+        return "weights" if self.step is None else "predicted step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +73,7 @@ def scale_of(ask: Ask, machines: MachineSpeeds, *, data: bool) -> Scale:
     if machines.constants is None:
         return _weights(machines.problem)
     # Most jobs have no profile, and numpy comes with the prediction.
-    from deeplink.scheduler.placement.model.job_profile import profile_from  # noqa: PLC0415
+    from deeplink.scheduler.placement.model import profile_from  # noqa: PLC0415
 
     try:
         profile = profile_from(ask.profile, "the job's profile")
@@ -122,14 +113,10 @@ class Weighed:
 
     def option(self, nodes: Collection[NodeName]) -> NodeChoice | None:
         """Return a choice of nodes as it is weighed here; None where it cannot be had by what is known here."""
-        if self.cluster is None or self.request is None or len(nodes) != self.request.nodes:
+        if self.cluster is None or self.request is None:
             return None
-        wanted = frozenset(nodes)
-        try:
-            found = place(self.cluster, replace(self.request, required=wanted), self.scale.cost, most=1)
-        except NoPlacementError:
-            return None
-        return _option(found[0], self.scale)
+        found = weigh(self.cluster, self.request, nodes, self.scale.cost)
+        return _option(found, self.scale) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +157,7 @@ def decide(ask: Ask, around: Surroundings) -> Weighed:
         partition = partition_of(ask, around.now)
         rooms = rooms_of(ask, around.now, dead=around.site.ties.dead, taken=around.taken)
     except NoPlacementError as limit:
-        return Weighed(unasked(Why.IMPOSSIBLE, limit.problem, notes))
+        return Weighed(unasked(Why.IMPOSSIBLE, str(limit), notes))
     if rooms.unread:
         notes = (
             *notes,
@@ -213,7 +200,7 @@ def _now(ask: Ask, around: Surroundings, rooms: Rooms, notes: tuple[str, ...]) -
         why = f"the best free nodes lie on {best.leaves} leaves, where {fewest} would do"
         waited = _few_leaves(ask, around, rooms, unasked(Why.SCATTERED, why, notes))
         if waited.kind is HintKind.SWITCHES:
-            waited = replace(waited, candidates=candidates, cost=scale.basis.value, predicted=predicted)
+            waited = replace(waited, candidates=candidates, cost=scale.basis, predicted=predicted)
             return Weighed(waited, cluster, rooms.request, scale)
     words = f"the best nodes are free: {found[0].said(best.price)}"
     decision = Decision(
@@ -224,7 +211,7 @@ def _now(ask: Ask, around: Surroundings, rooms: Rooms, notes: tuple[str, ...]) -
         candidates=candidates,
         expected=best.nodes,
         notes=notes,
-        cost=scale.basis.value,
+        cost=scale.basis,
         predicted=predicted,
     )
     return Weighed(decision, cluster, rooms.request, scale)
@@ -252,10 +239,7 @@ def _few_leaves(ask: Ask, around: Surroundings, rooms: Rooms, plain: Decision) -
 
 
 def fewest_leaves(fabric: Fabric, nodes: Iterable[NodeName], wanted: int) -> int:
-    """Return on how few leaves so many nodes fit, were all of them free.
-
-    Nodes no one knows the place of count as one leaf.
-    """
+    """Return on how few leaves so many nodes fit, were all free; those of unknown place count as one leaf."""
     sizes = sorted(Counter(fabric.leaf(node) for node in nodes).values(), reverse=True)
     left, used = wanted, 0
     for size in sizes:
@@ -272,7 +256,7 @@ def _option(candidate: Candidate, scale: Scale) -> NodeChoice:
         crossings=candidate.crossings,
         leaves=candidate.leaves,
         percent_local=round(candidate.percent_local, 3),
-        given_up=tuple(map(str, candidate.given_up)),
+        given_up=candidate.given_up,
         step_s=None if scale.step is None else scale.step(candidate.traits).step_s,
     )
 
@@ -331,10 +315,7 @@ def tried(
     trial: Callable[[tuple[str, ...]], Trial],
     stands: Callable[[Weighed], Weighed],
 ) -> Decision:
-    """Hold a hint for nodes by name against what Slurm would do without it, and with it.
-
-    The one test of gain, of a submission and of whoever looks after a job that waits.
-    """
+    """Hold a hint for nodes by name against what Slurm would do without it, and with it: the one test of gain."""
     if weighed.decision.kind is not HintKind.NODES:
         return weighed.decision
     try:
@@ -357,10 +338,7 @@ def _briefly(nodes: tuple[NodeName, ...]) -> str:
 
 
 def other_shapes(ask: Ask, weighed: Weighed, around: Surroundings) -> tuple[str, ...]:
-    """Return, as sentences, on how many other nodes the job's GPUs would make a shorter step, the shortest first.
-
-    None where no step is predicted, where no nodes were weighed, and where no other number is worth a change.
-    """
+    """Say on how many other nodes the job's GPUs would make a shorter step, the shortest first."""
     own = weighed.decision.candidates[0].step_s if weighed.decision.candidates else None
     if own is None or not ask.gpus:
         return ()

@@ -187,10 +187,7 @@ def _opened(path: Path, flags: int) -> int:
 
 
 def read(folder: Path) -> list[Recorded]:
-    """Return a job's decisions, oldest first; none where there is no record.
-
-    Lines that are not whole, or of another version, are left out.
-    """
+    """Return a job's decisions that can be read, oldest first."""
     try:
         with os.fdopen(_opened(folder / NAME, os.O_RDONLY), "rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -73,7 +73,7 @@ class SurveyedCluster:
             free = self._free(self.now, ask, excluded)
             return Had(free, self._free(_unplanned(self.now), ask, excluded))
         except NoPlacementError as limit:
-            return Had(problem=limit.problem)
+            return Had(problem=str(limit))
 
     def nodes_of(self, partitions: Iterable[str]) -> frozenset[NodeName]:
         """Return the nodes of partitions; all there are where one is not known."""
@@ -196,10 +196,7 @@ def plan(mine: Sequence[Mine], queue: Sequence[Row], cluster: SurveyedCluster, n
 def kept_before(
     ask: Ask, queue: Sequence[Row], cluster: SurveyedCluster, partition: str
 ) -> frozenset[NodeName] | None:
-    """Return the nodes that waiting jobs get before one that is about to be submitted.
-
-    None where one of them may be given just any of those that are free.
-    """
+    """Return the nodes that waiting jobs get before a new one; None where one may be given just any."""
     last = max((row.id for row in queue), default=0) + 1
     new = Row(
         id=JobId(last),
@@ -214,7 +211,6 @@ def kept_before(
         excluded=frozenset(ask.excluded),
         planned=frozenset(),
         reservation="",
-        on=frozenset(),
     )
     had = cluster.had(ask, new.excluded)
     return _Round(in_order([*queue, new]), cluster, 0.0).kept(new, had)

@@ -31,10 +31,7 @@ Lines = dict[str, int]  # where each switch was named, for messages
 
 
 def read_slurm(text: str, source: str) -> Reading:
-    """Read topology.conf of topology/tree, or a saved `scontrol show topology`.
-
-    A block of topology/block (Slurm 23.11) counts as a leaf switch. What cannot be read is noted and passed over.
-    """
+    """Read topology.conf, or a saved `scontrol show topology`; a block (topology/block) counts as a leaf."""
     gathering = GraphBuilder(source)
     if _BLOCKS_TOLD.search(text):
         return _read_blocks(text, gathering)

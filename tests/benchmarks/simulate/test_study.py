@@ -19,7 +19,7 @@ from benchmarks.simulate.spread import FigureSpread, difference, spread_of
 from benchmarks.simulate.study import Study, StudyPlan, StudySettings, planned, run_once
 from benchmarks.simulate.tables import about
 from benchmarks.simulate.trace import Trace, TraceJob
-from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed
+from deeplink.scheduler.placement.model import Constants, LinkSpeed
 from deeplink.scheduler.topology.network import Network
 
 

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from deeplink.cli import cli
 from deeplink.core.errors import DeepLinkError
 from deeplink.ops import calibration
-from deeplink.scheduler.placement.model.constants import constants_from
-from deeplink.scheduler.placement.model.sweep import AllReduceTiming, RankLocation, Reach, ReadSweep, Sweep
+from deeplink.scheduler.placement.model import constants_from
+from deeplink.scheduler.placement.sweep import AllReduceTiming, RankLocation, Reach, ReadSweep, Sweep
 from tests.waiting import LIMIT_S
 
 

@@ -33,7 +33,7 @@ from deeplink.scheduler.placement.hint.planner import (
     planner_file,
 )
 from deeplink.scheduler.placement.hint.reconcile import Mine, SurveyedCluster
-from deeplink.scheduler.placement.model.constants import Constants, constants_text
+from deeplink.scheduler.placement.model import Constants, constants_text
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandMissingError
 from tests.scheduler.placement.hint.simulated import survey_of
@@ -41,7 +41,7 @@ from tests.scheduler.placement.hint.simulated import survey_of
 SQUEUE = f"""#!/usr/bin/env python3
 import sys
 separator = sys.argv[-1].removeprefix("%A").partition("%")[0]
-print("7|7|PENDING|Resources|{me()}|main|2|5|||(null)|(null)|||".replace("|", separator))
+print("7|7|PENDING|Resources|{me()}|main|2|5|||(null)|(null)||".replace("|", separator))
 """
 SCONTROL = """#!/bin/sh
 [ "$1" = update ] && echo "$@" >> "$DONE"
@@ -140,7 +140,7 @@ def planner(tmp_path: Path, rounds: list[str], said: list[str]) -> Planner:
             os.kill(os.getpid(), signal.SIGTERM)
         if found in {"", "TERM"}:
             return ""
-        row = f"7|7|{found}|Priority|me|main|2|5|||(null)|(null)|||\n"
+        row = f"7|7|{found}|Priority|me|main|2|5|||(null)|(null)||\n"
         return row.replace("|", argv[-1].removeprefix("%A").partition("%")[0])
 
     return Planner(
@@ -252,5 +252,5 @@ def test_the_planner_compares_by_the_step_too(state: Path, tmp_path: Path) -> No
 
 
 def mine_asking(ask: Ask) -> Mine:
-    row = parse_queue("7|7|PENDING|Resources|me|main|2|5|||(null)|(null)|||\n", "|")[0]
+    row = parse_queue("7|7|PENDING|Resources|me|main|2|5|||(null)|(null)||\n", "|")[0]
     return Mine(row=row, ask=ask, wish=FEW, wished_at=1.0)

@@ -24,7 +24,7 @@ from deeplink.scheduler.jobs.job_view import me
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.liveness.heartbeats import HeartbeatTable
 from deeplink.scheduler.liveness.watchdog_client import BINDINGS, bindings_of
-from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed, constants_text
+from deeplink.scheduler.placement.model import Constants, LinkSpeed, constants_text
 from deeplink.scheduler.testbed.processes import ProcessId
 from deeplink.scheduler.watch.server import WatchServicer, watch_server
 from tests.processes import PATIENT_SBATCH
@@ -99,7 +99,7 @@ def waiting(env: dict[str, str], *rows: str) -> None:
     lines = []
     for row in rows:
         job, reason, required = row.split("|")
-        lines.append(f"{job}|{job}|PENDING|{reason}|me|main|4|5|{required}||(null)|(null)||(null)|")
+        lines.append(f"{job}|{job}|PENDING|{reason}|me|main|4|5|{required}||(null)|(null)|(null)|")
     listed = Path(env["TOLD"]).parent / "waiting"
     listed.write_text("\n".join([*lines, ""]))
     separator = "for word; do last=$word; done; separator=${last#%A}; separator=${separator%%\\%*}"

@@ -16,16 +16,18 @@ from deeplink.core.clock import ManualClock, SystemClock
 from deeplink.core.finding import Severity
 from deeplink.scheduler.node.check_result import Look
 from deeplink.scheduler.node.gpu import (
+    GpuCheck,
     GpuReading,
     GpuSample,
+    GpuTools,
     judge_gpus,
     parse_csv,
     parse_dcgm,
     parse_lost,
     parse_nvlink,
     parse_nvml,
+    tools_here,
 )
-from deeplink.scheduler.node.gpucheck import GpuCheck, GpuTools, tools_here
 from deeplink.scheduler.node.host_checks import KernelLog, XidCheck
 from deeplink.scheduler.node.reading import HighWaterMarks
 from deeplink.scheduler.node.settings import GpuSettings

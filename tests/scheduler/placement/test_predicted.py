@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeplink.core.types import NodeName
-from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed, ReadSpeeds
-from deeplink.scheduler.placement.model.job_profile import Job, NodeShare, Placement
+from deeplink.scheduler.placement.model import Constants, Job, LinkSpeed, NodeShare, Placement, ReadSpeeds
 from deeplink.scheduler.placement.predicted import TIES, Predicted, predict, reads_of
 from deeplink.scheduler.placement.request import (
     DataResidency,
@@ -22,7 +21,7 @@ from deeplink.scheduler.placement.request import (
 from deeplink.scheduler.placement.search import place
 from deeplink.scheduler.topology.graph import Fabric
 from tests.effort import examples
-from tests.scheduler.placement.model.models import constants, jobs
+from tests.scheduler.placement.models import constants, jobs
 from tests.scheduler.placement.test_search import Question, every_choice, questions
 
 TALKATIVE = Job(batch=4, sample_s=1e-3, gradient_bytes=1e9, overlap=0.2)

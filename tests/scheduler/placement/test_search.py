@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deeplink.core.text import counted
 from deeplink.core.types import NodeName
 from deeplink.scheduler.placement import search
+from deeplink.scheduler.placement.candidate_leaves import CandidateLeaves
 from deeplink.scheduler.placement.request import (
     DEFAULT_COST,
     UNUSED,
@@ -28,7 +30,7 @@ from deeplink.scheduler.placement.request import (
     Traits,
     Weights,
 )
-from deeplink.scheduler.placement.search import Want, place
+from deeplink.scheduler.placement.search import place, weigh
 from deeplink.scheduler.topology.graph import Fabric, Path
 from deeplink.scheduler.topology.rank_order import rank_order, ring_crossings
 from tests.effort import examples
@@ -90,11 +92,7 @@ def free_nodes(asked: Question) -> frozenset[NodeName]:
 
 def every_choice(asked: Question) -> list[Traits]:
     free = free_nodes(asked)
-    return [
-        traits_of(nodes, asked, free)
-        for nodes in combinations(sorted(free), asked.request.nodes)
-        if asked.request.required <= set(nodes)
-    ]
+    return [traits_of(nodes, asked, free) for nodes in combinations(sorted(free), asked.request.nodes)]
 
 
 @st.composite
@@ -123,13 +121,11 @@ def questions(draw: st.DrawFn, most: int = 10) -> Question:
         residency=DataResidency(held, draw(st.sampled_from([0, 100]))),
     )
     some = st.frozensets(st.sampled_from(nodes), max_size=2)
-    required = draw(some)
     request = PlacementRequest(
-        nodes=draw(st.integers(max(len(required), 1), max(len(nodes), 1))),
+        nodes=draw(st.integers(1, len(nodes))),
         gpus_per_node=draw(st.sampled_from([0, 2, 4])),
         exclusive=draw(st.booleans()),
-        required=required,
-        excluded=draw(some) - required,
+        excluded=draw(some),
     )
     return Question(cluster, request)
 
@@ -162,8 +158,25 @@ def test_no_choice_costs_less(asked: Question, cost: Cost) -> None:
     for one in found:
         assert one.traits == traits_of(one.nodes, asked, free_nodes(asked))
         assert set(one.nodes) <= free_nodes(asked)
-        assert asked.request.required <= set(one.nodes)
         assert one.crossings == rank_order(one.nodes, asked.cluster.fabric).crossings
+
+
+@given(questions(), st.data())
+@settings(max_examples=examples(150))
+def test_a_choice_that_is_named_is_weighed_as_the_others_are(asked: Question, data: st.DataObject) -> None:
+    free, wanted = free_nodes(asked), asked.request.nodes
+    nodes = data.draw(st.frozensets(st.sampled_from(sorted(asked.cluster.rooms)), max_size=wanted))
+    try:
+        found = weigh(asked.cluster, asked.request, nodes)
+    except NoPlacementError:
+        assert len(free) < wanted
+        return
+    if found is None:
+        assert len(nodes) < wanted or nodes - free
+        return
+    assert (len(nodes), frozenset(found.nodes)) == (wanted, nodes)
+    assert found.traits == traits_of(tuple(nodes), asked, free)
+    assert found.cost == DEFAULT_COST(found.traits)
 
 
 @given(questions())
@@ -173,15 +186,21 @@ def test_what_was_given_up_is_what_others_have(asked: Question) -> None:
     if not choices:
         return
     for one in place(asked.cluster, asked.request):
-        given = {what.what: (what.got, what.best) for what in one.given_up}
+        traits = one.traits
         fewest = min(traits.leaves for traits in choices)
-        assert given.get(Want.LEAVES, (fewest, fewest)) == (one.leaves, fewest)
         soundest = min(traits.degraded for traits in choices)
-        assert given.get(Want.SLOW, (soundest, soundest)) == (one.traits.degraded, soundest)
         most = max(traits.local for traits in choices)
-        assert given.get(Want.DATA, (most, most)) == pytest.approx((one.traits.local, most))
-        assert given.get(Want.WHOLE_LEAVES, (0, 0))[0] == one.traits.broken
-        assert given.get(Want.IDLE_NODES, (0, 0))[0] == one.traits.opened
+        slowest, local, best = (f"{100 * share:.0f} %" for share in (traits.slowest, traits.local, most))
+        slow = f"{traits.degraded} slow nodes or links where {soundest} would do"
+        whole = "a whole leaf" if traits.broken == 1 else f"{traits.broken} whole leaves"
+        worse = {
+            f"{traits.leaves} leaves where {fewest} would do": traits.leaves > fewest,
+            f"{local} of the data local where {best} could be": traits.local < most,
+            f"{slow} (the slowest at {slowest} of its speed)": traits.degraded > soundest,
+            f"breaks up {whole}": traits.broken > 0,
+            f"takes a part of {counted(traits.opened, 'idle node')}": traits.opened > 0,
+        }
+        assert one.given_up == tuple(words for words, is_worse in worse.items() if is_worse)
 
 
 @given(questions(), st.randoms(use_true_random=False), st.booleans())
@@ -218,7 +237,6 @@ def test_built_choices_meet_the_request_too(asked: Question) -> None:
     for one in found:
         assert one.traits == traits_of(one.nodes, asked, free_nodes(asked))
         assert set(one.nodes) <= free_nodes(asked)
-        assert asked.request.required <= set(one.nodes)
 
 
 def tree(leaves: int, each: int) -> dict[NodeName, Path]:
@@ -258,8 +276,9 @@ def test_a_slow_node_and_a_slow_link_are_kept_out() -> None:
     cluster = cluster_of(tree(4, 4), speeds=speeds)
     best = place(cluster, PlacementRequest(nodes=8))[0]
     assert leaves_of(cluster, best.nodes) == ["leaf2", "leaf3"]
-    inside = place(cluster, PlacementRequest(nodes=4, required=frozenset({NodeName("n1")})))[0]
-    assert leaves_of(cluster, inside.nodes) == ["leaf1"], "a ring within the leaf does not use its slow link"
+    inside = weigh(cluster, PlacementRequest(nodes=4), {NodeName(f"n{number}") for number in (1, 5, 9, 13)})
+    assert inside is not None
+    assert not inside.traits.degraded, "a ring within the leaf does not use its slow link"
     all_of_it = place(cluster, PlacementRequest(nodes=16))[0]
     assert (all_of_it.traits.degraded, all_of_it.traits.slowest) == (2, 0.25)
     assert not all_of_it.given_up, "nothing is given up where there is no other choice"
@@ -281,7 +300,7 @@ def test_shared_jobs_fill_nodes_that_are_in_use() -> None:
     cluster = PlacementCluster(fabric=Fabric(paths), rooms=rooms)
     assert place(cluster, PlacementRequest(nodes=1, gpus_per_node=2, exclusive=False))[0].nodes == ("n3",)
     (best, *_) = place(cluster, PlacementRequest(nodes=1, gpus_per_node=4, exclusive=False))
-    assert [what.what for what in best.given_up] == [Want.IDLE_NODES]
+    assert best.given_up == ("takes a part of 1 idle node",)
 
 
 def test_a_job_of_512_nodes_on_4096_with_partial_occupancy() -> None:
@@ -291,8 +310,7 @@ def test_a_job_of_512_nodes_on_4096_with_partial_occupancy() -> None:
     cluster = cluster_of(paths, busy=busy)
     found = place(cluster, PlacementRequest(nodes=512))
     assert all(len(set(one.nodes)) == 512 and not set(one.nodes) & busy for one in found)
-    fewest = next((what.best for what in found[0].given_up if what.what is Want.LEAVES), found[0].leaves)
-    assert found[0].leaves <= fewest + 2
+    assert found[0].leaves <= CandidateLeaves(cluster, PlacementRequest(nodes=512)).fewest_leaves() + 2
     assert ring_crossings(found[0].nodes, cluster.fabric.leaf) == found[0].crossings
 
 

@@ -11,10 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deeplink.core.errors import DeepLinkError
-from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed
-from deeplink.scheduler.placement.model.job_profile import (
+from deeplink.scheduler.placement.model import (
     Algorithm,
+    Constants,
     Job,
+    LinkSpeed,
     NodeShare,
     Placement,
     Read,
@@ -22,7 +23,7 @@ from deeplink.scheduler.placement.model.job_profile import (
     Schedule,
 )
 from deeplink.scheduler.placement.predicted import demands, estimate, predict
-from tests.scheduler.placement.model.models import PLAIN, constants, jobs, placement, placements
+from tests.scheduler.placement.models import PLAIN, constants, jobs, placement, placements
 
 ROUNDING = 1 + 1e-12
 GIGABYTE = Job(batch=10, sample_s=0.01, gradient_bytes=1e9, overlap=0.0)
@@ -150,11 +151,6 @@ def test_a_step_waits_for_its_samples() -> None:
     assert predict(job, placement("12"), PLAIN, reads[:0]).read_s == 0
 
 
-def test_operations_become_seconds() -> None:
-    job = Job.from_flops(batch=4, sample_flops=1e12, gpu_flops=1e14, gradient_bytes=0, efficiency=0.5)
-    assert predict(job, placement("1"), PLAIN).step_s == pytest.approx(4 * 0.02)
-
-
 def test_the_explanation_names_what_takes_the_time() -> None:
     reads = [Read(name="peer", share=1.0, bandwidth=1e9)]
     text = "\n".join(predict(replace(GIGABYTE, sample_bytes=1e5), placement("22"), PLAIN, reads).lines())
@@ -278,7 +274,6 @@ def test_shares_that_are_not_all_are_refused(shares: tuple[float, ...]) -> None:
         lambda: Job(batch=0, sample_s=1, gradient_bytes=1),
         lambda: Job(batch=1, sample_s=inf, gradient_bytes=1),
         lambda: Job(batch=1, sample_s=1, gradient_bytes=1, overlap=2),
-        lambda: Job.from_flops(batch=1, sample_flops=1, gpu_flops=0, gradient_bytes=1),
         lambda: Read(name="peer", share=-1, bandwidth=1),
         lambda: Read(name="peer", share=1, bandwidth=0),
     ],

@@ -70,7 +70,7 @@ def test_a_time_in_a_form_of_the_sites_own_is_no_time() -> None:
 
 def test_partitions() -> None:
     main, one = parse_partitions((RECORDED / "6-unfit" / "scontrol-a-show-partition-o.txt").read_text())
-    assert (main.name, main.default, main.state, main.most_nodes, main.node_count) == ("main", True, "UP", None, 2)
+    assert (main.name, main.state, main.most_nodes, main.node_count) == ("main", "UP", None, 2)
     assert (one.most_nodes, one.oversubscribe, one.preempt_mode, one.state) == (1, "FORCE:4", "SUSPEND", "DOWN")
     (gpu,) = parse_partitions(synthetic("23.11-scontrol-show-partition-o"))
     assert (gpu.name, gpu.oversubscribe, gpu.node_count) == ("gpu", "EXCLUSIVE", 5)

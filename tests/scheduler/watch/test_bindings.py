@@ -70,7 +70,7 @@ class Controller:
 def waits(
     job: int = 7, *, reason: str = "Resources", comment: str = "deeplink-wish=n[0-1]", user: str = "ada"
 ) -> str:
-    return f"{job}|{job}|PENDING|{reason}|{user}|main|2|5|n[0-1]||(null)|(null)||{comment}|\n"
+    return f"{job}|{job}|PENDING|{reason}|{user}|main|2|5|n[0-1]||(null)|(null)|{comment}|\n"
 
 
 @dataclass

@@ -163,7 +163,6 @@ class Cluster:
             excluded=frozenset(),
             planned=job.planned,
             reservation="",
-            on=job.on,
             comment=marked("", job.required) if job.required else "",
         )
 

@@ -29,7 +29,7 @@ def line(
     number: int, *, state: str = "PENDING", reason: str = "Priority", user: str = "me", required: str = ""
 ) -> str:
     comment = f"deeplink-wish={required}" if required else "(null)"
-    return f"{number}|{number}|{state}|{reason}|{user}|main|2|5|{required}||(null)|(null)||{comment}|\n"
+    return f"{number}|{number}|{state}|{reason}|{user}|main|2|5|{required}||(null)|(null)|{comment}|\n"
 
 
 @dataclass

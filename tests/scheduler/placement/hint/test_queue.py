@@ -13,10 +13,10 @@ from deeplink.scheduler.slurm.states import JobState, SlurmTextError
 
 # squeue -h -a -o, Slurm 22.05.8: a job with a plan, tasks of an array, a component, one that runs.
 SAID = (
-    "53|53|PENDING|Resources|deeplink|main|4|1|||n[2-3,6-7]|(null)|||\n"
-    "22|22_[1,3-4]|PENDING|Priority|deeplink|main|2|7|n[0,4]|n3|(null)|(null)|||\n"
-    "30|29+1|PENDING|None|deeplink|small,main|2|1|||(null)|r||(null)|\n"
-    "28|28|RUNNING|None|root|main|8|1|||(null)|(null)|n[0-7]||\n"
+    "53|53|PENDING|Resources|deeplink|main|4|1|||n[2-3,6-7]|(null)||\n"
+    "22|22_[1,3-4]|PENDING|Priority|deeplink|main|2|7|n[0,4]|n3|(null)|(null)||\n"
+    "30|29+1|PENDING|None|deeplink|small,main|2|1|||(null)|r|(null)|\n"
+    "28|28|RUNNING|None|root|main|8|1|||(null)|(null)||\n"
 )
 
 
@@ -46,6 +46,7 @@ def test_one_question_is_asked() -> None:
 
     assert len(read_queue(run)) == 4
     assert len(asked) == 1
+    assert "--states=PENDING" in asked[0], "a full cluster has thousands that run, and none of them is looked at"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ def row(number: int = 7, *, reason: str = "Priority", priority: int = 5, nodes: 
         "excluded": frozenset(),
         "planned": frozenset(),
         "reservation": "",
-        "on": frozenset(),
         "state": JobState.PENDING,
     }
     facts |= more

@@ -10,7 +10,6 @@ import pytest
 
 from deeplink.scheduler.placement.hint.decide import (
     LEAST_SHARE,
-    Basis,
     MachineSpeeds,
     Surroundings,
     Weighed,
@@ -22,8 +21,7 @@ from deeplink.scheduler.placement.hint.decide import (
     without_wish,
 )
 from deeplink.scheduler.placement.hint.decision import Ask, Decision, HintKind, NodeChoice, Why
-from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed, ReadSpeeds
-from deeplink.scheduler.placement.model.job_profile import Job, Profile, profile_text
+from deeplink.scheduler.placement.model import Constants, Job, LinkSpeed, Profile, ReadSpeeds, profile_text
 from deeplink.scheduler.placement.request import DataResidency
 from deeplink.scheduler.slurm.nodeset import unfold
 from tests.scheduler.placement.hint.clusters import nodes, now, site
@@ -79,7 +77,7 @@ def test_else_weights_count_and_why_is_said(
 ) -> None:
     found = weighed(wanted, known, residency).decision
     plain = weighed(replace(wanted, profile=""), None, residency).decision
-    assert found.cost == Basis.WEIGHTS
+    assert found.cost == "weights"
     assert (found.candidates, found.predicted) == (plain.candidates, ())
     assert any(note in said for said in found.notes) if note else not found.notes
 
@@ -88,7 +86,7 @@ def test_data_counts_in_seconds_where_reading_was_timed() -> None:
     held = DataResidency(dict.fromkeys(nodes("n1 n3 n5 n7"), 10), 40)
     known = replace(NARROW, reads=READS)
     found = weighed(ask(replace(SILENT, sample_bytes=4e6)), known, held).decision
-    assert (found.cost, found.nodes) == (Basis.PREDICTED, nodes("n1 n3 n5 n7"))
+    assert (found.cost, found.nodes) == ("predicted step", nodes("n1 n3 n5 n7"))
     assert step_of(found.candidates[-1]) > 2 * step_of(found.candidates[0])
     assert any(line.split()[0] == "reading" for line in found.predicted)
 
@@ -146,7 +144,7 @@ import sys
 import deeplink.scheduler.placement.hint.making
 from deeplink.scheduler.placement.hint.decision import Ask
 from deeplink.scheduler.placement.hint.decide import MachineSpeeds, scale_of
-from deeplink.scheduler.placement.model.constants import Constants
+from deeplink.scheduler.placement.model import Constants
 scale_of(Ask(), MachineSpeeds(Constants()), data=False)
 scale_of(Ask(profile="{}"), MachineSpeeds(), data=False)
 scale_of(Ask(profile="{}"), MachineSpeeds(Constants()), data=False)

@@ -1,8 +1,9 @@
-"""Sweeps: which ranks are timed, lines through times, and that the model then takes as long as the sweeps did."""
+"""Constants found again in sweeps that the model itself made, and in what ranks read."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from time import process_time
 
 import numpy as np
@@ -10,20 +11,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed
-from deeplink.scheduler.placement.model.job_profile import Algorithm, Job, NodeShare, Placement
-from deeplink.scheduler.placement.model.sweep import (
+from deeplink.scheduler.placement.model import (
+    Algorithm,
+    Constants,
+    Job,
+    LinkSpeed,
+    NodeShare,
+    Placement,
+    ReadSpeeds,
+)
+from deeplink.scheduler.placement.predicted import predict
+from deeplink.scheduler.placement.sweep import (
     AllReduceTiming,
+    MeasuredRead,
     RankLocation,
     Reach,
+    ReadPlace,
+    ReadSweep,
     Sweep,
     SweepError,
     calibrated,
     line,
+    reads_from,
     to_time,
     usable,
 )
-from deeplink.scheduler.placement.predicted import predict
 
 A, B, C = ("core", "s0", "a"), ("core", "s0", "b"), ("core", "s1", "c")
 SIZES = [4**power for power in range(5, 14)]
@@ -190,3 +202,32 @@ def test_two_nodes_do_not_tell_ports_from_path() -> None:
 def test_what_was_not_timed_keeps_its_default() -> None:
     found = calibrated([swept(Reach.GPU, PLACES[Reach.GPU], TRUTH)], Constants(straggling=0.2))
     assert found == replace(Constants(straggling=0.2), gpu=found.gpu)
+
+
+def sweep(place: ReadPlace, *told: tuple[int, int, float]) -> ReadSweep:
+    return ReadSweep(place, tuple(MeasuredRead(*one) for one in told))
+
+
+def test_ranks_of_a_node_count_together_and_the_slowest_node_is_waited_for() -> None:
+    local = sweep(ReadPlace.LOCAL, (0, 100, 1.0), (0, 300, 2.0), (1, 200, 1.0), (1, 0, 0.0))
+    assert local.per_node() == {0: 250.0, 1: 200.0}
+    assert local.bandwidth == 200.0
+
+
+def test_nothing_read_is_not_timed_and_says_why() -> None:
+    lost = ReadSweep(ReadPlace.PEER, (MeasuredRead(0, problem="no other node gave any of it"), MeasuredRead(1)))
+    assert (lost.bandwidth, lost.problem) == (None, "no other node gave any of it")
+    assert ReadSweep(ReadPlace.PEER, ()).problem == "there was nothing to read"
+    assert reads_from([lost]) == ReadSpeeds()
+    half = ReadSweep(ReadPlace.LOCAL, (MeasuredRead(0, problem="nothing"), MeasuredRead(1, 10, 1.0)))
+    assert (half.bandwidth, half.problem) == (10.0, "")
+
+
+@pytest.mark.parametrize(("seconds", "limit"), [(1.0, inf), (1.2, inf), (1.3, 200 / 1.3), (2.0, 100.0)])
+def test_a_limit_of_the_source_shows_when_all_read_at_once(seconds: float, limit: float) -> None:
+    alone = sweep(ReadPlace.SOURCE, (0, 100, 1.0))
+    together = sweep(ReadPlace.TOGETHER, (0, 100, seconds), (1, 100, seconds))
+    found = reads_from([alone, together])
+    assert found.source == 100.0
+    assert found.source_of_all == pytest.approx(limit)
+    assert reads_from([together]) == ReadSpeeds()

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.placement.model.constants import ReadSpeeds
-from deeplink.scheduler.placement.model.job_profile import check_reads
+from deeplink.scheduler.placement.model import ReadSpeeds, check_reads
 from deeplink.scheduler.placement.predicted import reads_of
 
 KNOWN = ReadSpeeds(local=3e9, peer=1e9, source=0.2e9, source_of_all=0.5e9)

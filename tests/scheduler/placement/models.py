@@ -6,8 +6,16 @@ from math import inf
 
 from hypothesis import strategies as st
 
-from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed, ReadSpeeds
-from deeplink.scheduler.placement.model.job_profile import Algorithm, Job, NodeShare, Placement, Schedule
+from deeplink.scheduler.placement.model import (
+    Algorithm,
+    Constants,
+    Job,
+    LinkSpeed,
+    NodeShare,
+    Placement,
+    ReadSpeeds,
+    Schedule,
+)
 
 PLAIN = Constants(
     gpu=LinkSpeed(10e9, 0.0),

@@ -7,7 +7,7 @@ import io
 import re
 from pathlib import Path
 
-GUIDE = Path(__file__).parents[4] / "docs" / "cost-model.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "cost-model.md"
 
 
 def test_the_example_prints_what_stands_below_it() -> None:

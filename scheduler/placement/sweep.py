@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from deeplink.core.errors import DeepLinkError
-from deeplink.scheduler.placement.model.constants import LinkSpeed, ReadSpeeds
+from deeplink.scheduler.placement.model import LinkSpeed, ReadSpeeds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from deeplink.scheduler.placement.model.constants import Constants
-    from deeplink.scheduler.placement.model.job_profile import Path
+    from deeplink.scheduler.placement.model import Constants
+    from deeplink.scheduler.topology.graph import Path
 
 _FEWEST_SIZES = 3
 LIMITED = 0.8
@@ -78,10 +78,7 @@ class Sweep:
 
 
 def to_time(seats: Iterable[RankLocation]) -> dict[Reach, tuple[int, ...]]:
-    """Return the ranks to time an all-reduce over, for each distance there is.
-
-    The same on every rank: the first that will do, by number.
-    """
+    """Return the ranks to time an all-reduce over, for each distance there is; the same on every rank."""
     ordered = sorted(seats, key=lambda seat: seat.rank)
     if len(ordered) < 2:  # noqa: PLR2004 (a pair)
         remedy = "Start at least two ranks, better one on each of three nodes."
