@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from deeplink.core.clock import Clock
     from deeplink.core.metrics import WatchMetrics
-    from deeplink.core.types import NodeName
+    from deeplink.core.types import Attempt, NodeName
     from deeplink.scheduler.journal.journal import Journal
     from deeplink.scheduler.recovery.evidence import Verdict
     from deeplink.scheduler.recovery.records import Incident
@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 MOST_TRIES = 3  # an action that was given up is begun again so often for one verdict of one attempt
 MOST_STEPS = 6  # commands for one action before the loop looks at the world again
 GAVE_UP = "gave up"
+REFUSED = f"{GAVE_UP}: Slurm refused"  # and would again
 
 _ACTIONS = {
     Remedy.COMMENT: Action.COMMENT,
@@ -81,42 +82,6 @@ class _Progress:
 
 
 @dataclass(slots=True, kw_only=True)
-class Releaser:
-    """Lets requeued jobs go, off the nodes that are suspected. One thread only."""
-
-    slurm: Slurm
-    journal: Journal
-    observer: Observer
-    clock: Clock
-
-    def release(
-        self, row: JobRow, exclude: tuple[NodeName, ...], *, carry: bool = True, held: bool = False
-    ) -> None:
-        """Clear the hold of a waiting job; its own exclusions stay, ours are as few as there is reason for."""
-        job = row.id
-        place, before, now_unix = self.slurm.place(job), self.journal.excluded(job), self.clock.unix()
-        users = {*place.excluded} - before.keys()
-        older = (
-            still_suspected(before, {node.name: node for node in self.journal.nodes()}, now_unix) if carry else ()
-        )
-        known = self.journal.job(job)
-        size = len(known.newest.nodes) + len(known.newest.spares) if known else 0
-        asks = replace(place, nodes=max(place.nodes, size), excluded=tuple(users))
-        partition = self.slurm.partition_nodes(place.partitions) if exclude or older else frozenset()
-        silent = self.observer.silent((*exclude, *older))
-        ours = bounded((*exclude, *older), asks, partition, self.observer.cluster.nodes, silent)
-        since = {name: now_unix if name in exclude else before[name] for name in ours if name not in users}
-        # Before the command both, after it what is true: killed in between, ours are never taken for the user's.
-        self.journal.set_excluded(job, {**before, **since})
-        wanted = users | {*ours}
-        changes = release_changes(place, wanted, required_without(asks, {*ours}))
-        self.slurm.update_job(row.address, **changes, StartTime="now")
-        if held:
-            self.slurm.release(row.address)
-        self.journal.set_excluded(job, since)
-
-
-@dataclass(slots=True, kw_only=True)
 class Actor:
     """Runs the commands that verdicts ask for. One thread only."""
 
@@ -127,16 +92,6 @@ class Actor:
     metrics: WatchMetrics
     say: Callable[[str], None]
     _progress: dict[str, _Progress] = field(default_factory=dict)
-    _releaser: Releaser = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Make the one that lets jobs go."""
-        self._releaser = Releaser(
-            slurm=self.slurm,
-            journal=self.journal,
-            observer=self.observer,
-            clock=self.clock,
-        )
 
     def begin(self, verdict: Verdict, incident: Incident | None) -> bool:
         """Write down what is to be done about a verdict; False if that is under way, or done, already."""
@@ -174,7 +129,7 @@ class Actor:
             known = self.journal.action(key)
             if known is None:
                 return key
-            if not known.done_unix or not known.result.startswith(GAVE_UP):
+            if not known.result.startswith(GAVE_UP) or known.result.startswith(REFUSED):
                 return None
         return None
 
@@ -262,11 +217,35 @@ class Actor:
             case RecoveryStep.REQUEUE if job:
                 slurm.requeue(job.address)
             case RecoveryStep.RELEASE if job:
-                self._releaser.release(job, action.exclude, held=job.reason == LAUNCH_FAILED)
+                self.release(job, action.exclude)
             case RecoveryStep.RELAX if job:
-                self._releaser.release(job, (), carry=False)
+                self.release(job, (), carry=False)
             case _:
                 raise ValueError(f"{step} is no command for {action.key}")
+
+    def release(self, row: JobRow, exclude: tuple[NodeName, ...], *, carry: bool = True) -> None:
+        """Clear the hold of a waiting job; its own exclusions stay, ours are as few as there is reason for."""
+        job = row.id
+        place, before, now_unix = self.slurm.place(job), self.journal.excluded(job), self.clock.unix()
+        users = {*place.excluded} - before.keys()
+        older = (
+            still_suspected(before, {node.name: node for node in self.journal.nodes()}, now_unix) if carry else ()
+        )
+        known = self.journal.job(job)
+        size = len(known.newest.nodes) + len(known.newest.spares) if known else 0
+        asks = replace(place, nodes=max(place.nodes, size), excluded=tuple(users))
+        partition = self.slurm.partition_nodes(place.partitions) if exclude or older else frozenset()
+        silent = self.observer.silent((*exclude, *older))
+        ours = bounded((*exclude, *older), asks, partition, self.observer.cluster.nodes, silent)
+        since = {name: now_unix if name in exclude else before[name] for name in ours if name not in users}
+        # Before the command both, after it what is true: killed in between, ours are never taken for the user's.
+        self.journal.set_excluded(job, {**before, **since})
+        wanted = users | {*ours}
+        changes = release_changes(place, wanted, required_without(asks, {*ours}))
+        self.slurm.update_job(row.address, **changes, StartTime="now")
+        if row.reason == LAUNCH_FAILED:
+            self.slurm.release(row.address)
+        self.journal.set_excluded(job, since)
 
     def _end(self, action: ActionRecord, why: str, *, done: bool) -> None:
         now = self.clock.unix()
@@ -294,24 +273,24 @@ class Actor:
             progress.since = now
         if not progress.began:
             facts = replace(facts, returned_s=now - progress.since)
-        if action.remedy == Remedy.RESTART:
-            return self._with_job(facts, action, progress) if action.attempt else facts
-        if not action.node:
+        if action.attempt and action.remedy == Remedy.RESTART:
+            return self._with_job(facts, action, action.attempt, progress)
+        if not action.node or action.remedy == Remedy.RESTART:
             return facts
         found = self.slurm.nodes([action.node])
         asked = action.remedy != Remedy.COMMENT  # slurmd logs each probe
         answers = self._answers(action.node) if asked else None
         return replace(facts, node=found[0] if found else None, answers=answers)
 
-    def _with_job(self, facts: ActionFacts, action: ActionRecord, progress: _Progress) -> ActionFacts:
+    def _with_job(
+        self, facts: ActionFacts, action: ActionRecord, attempt: Attempt, progress: _Progress
+    ) -> ActionFacts:
         try:
-            job = self.slurm.job(action.attempt.job) if action.attempt else None
+            job = self.slurm.job(attempt.job)
         except JobVanishedError:
-            job = None
-        if job is None:
             return facts
-        restart, pending = action.remedy == Remedy.RESTART, job.state is JobState.PENDING
-        if pending and restart and RecoveryStep.RELEASE not in facts.sent:
+        pending = job.state is JobState.PENDING
+        if pending and RecoveryStep.RELEASE not in facts.sent:
             # It is not let go in this second: time for what would hold its release up, a dead node's silence.
             self.observer.silent(action.exclude)
         away = self._unreachable(job) if job.state is JobState.RUNNING else ()
@@ -323,22 +302,22 @@ class Actor:
             excluded_is_silent=pending and self._excluded_is_silent(action, facts),
             waits_s=self._waits_s(progress, job),
             kept_off=pending and bool(self.journal.excluded(job.id)),
-            goes_on=job.state is JobState.RUNNING and self._goes_on(action, progress),
+            goes_on=job.state is JobState.RUNNING and self._goes_on(action, attempt, progress),
             given_up=bool(action.node)
             and {*away} <= {*action.exclude, action.node}
             and all(map(self.observer.lost, away)),
             being_downed=any(each.node in away and each.remedy == Remedy.DRAIN_DOWN for each in opened),
         )
 
-    def _goes_on(self, action: ActionRecord, progress: _Progress) -> bool:
+    def _goes_on(self, action: ActionRecord, attempt: Attempt, progress: _Progress) -> bool:
         """Whether the launcher, heard since the action was begun, or taken up, reports that it needs no help."""
-        heard = self.observer.heartbeats.of(action.attempt.job) if action.attempt else None
-        if action.attempt is None or heard is None or progress.since is None:
+        heard = self.observer.heartbeats.of(attempt.job)
+        if heard is None or progress.since is None:
             return False
         if not heard.ourselves or heard.heard_at <= progress.since or heard.beat.phase in _HELPLESS:
             return False
-        if heard.beat.attempt != action.attempt:
-            return heard.beat.attempt > action.attempt
+        if heard.beat.attempt != attempt:
+            return heard.beat.attempt > attempt
         # Of a job that lost a node the ranks that are left may make steps still.
         return f"/{IncidentKind.LAUNCHER_LOST}/" in action.key
 

@@ -26,14 +26,13 @@ from deeplink.scheduler.recovery.evidence import WatchPolicy
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandMissingError, run
 from deeplink.scheduler.watch.actor import Actor
+from deeplink.scheduler.watch.authorizer import Authorizer, TokenMint
 from deeplink.scheduler.watch.bindings import Bindings
-from deeplink.scheduler.watch.caller_tokens import TokenMint
-from deeplink.scheduler.watch.notify.notifier import beating, notifying
+from deeplink.scheduler.watch.notify.notifier import notifying
 from deeplink.scheduler.watch.observer import COMMAND_S, Observer
 from deeplink.scheduler.watch.operator_actions import OperatorActor
 from deeplink.scheduler.watch.operator_plan import LongRunner, OperatorPlanner
-from deeplink.scheduler.watch.operator_server import OperationsServicer
-from deeplink.scheduler.watch.server import Authorizer, WatchServicer, watch_server
+from deeplink.scheduler.watch.server import OperationsServicer, WatchServicer, watch_server
 from deeplink.scheduler.watch.watchdog import Daemon, leading
 
 if TYPE_CHECKING:
@@ -102,7 +101,6 @@ def watching(
         metrics = WatchMetrics(CollectorRegistry())
         host = socket.gethostname()
         stack.enter_context(notifying(settings.channels, journal, clock, metrics, host, _cluster_name()))
-        stack.enter_context(beating(settings.channels, journal, clock, metrics, host))
         slurm, heartbeats = Slurm(run=partial(run, timeout_s=COMMAND_S)), HeartbeatTable(alarm)
         observer = Observer(
             slurm=slurm,
