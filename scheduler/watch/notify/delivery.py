@@ -89,40 +89,41 @@ class NewsContext:
 UNKNOWN = NewsContext()
 
 
+def notification(seed: str, subject: str, text: str, host: str, **facts: Any) -> Notification:
+    """Return a message of the watchdog on `host`; those of one seed have one id."""
+    name = hashlib.sha256(seed.encode()).hexdigest()[:32]
+    return Notification(name, subject, text, {"id": name, "text": text, "host": host, **facts})
+
+
 def message(batch: Sequence[IncidentNews], host: str, known: NewsContext = UNKNOWN) -> Notification:
     """Return one message about all news of a batch, told by the watchdog on `host`."""
-    name = hashlib.sha256("\n".join(str(news) for news in batch).encode()).hexdigest()[:32]
     subject = f"DeepLink{f' {known.cluster}' if known.cluster else ''}: {_subject(batch)}"
     lines = [line(news, known) for news in batch[:MOST_LINES]]
     if len(batch) > MOST_LINES:
         lines.append(f"and {len(batch) - MOST_LINES} more: deeplink incidents")
     text = "\n".join(lines if len(batch) == 1 else [_subject(batch), *lines])
-    told = {
-        "id": name,
-        "text": text,
-        "host": host,
-        "cluster": known.cluster,
-        "test": False,
-        "incidents": [
-            {
-                **document(news.incident),
-                "severity": gravity(news.incident).value,
-                **known.facts(news.incident),
-            }
-            for news in batch[:MOST_DOCUMENTS]
-        ],
-        "incidents_left_out": max(0, len(batch) - MOST_DOCUMENTS),
-    }
-    return Notification(name, subject, text, told)
+    documents = [
+        {**document(news.incident), "severity": gravity(news.incident).value, **known.facts(news.incident)}
+        for news in batch[:MOST_DOCUMENTS]
+    ]
+    return notification(
+        "\n".join(map(str, batch)),
+        subject,
+        text,
+        host,
+        cluster=known.cluster,
+        test=False,
+        incidents=documents,
+        incidents_left_out=len(batch) - len(documents),
+    )
 
 
 def trial(host: str, unix: float) -> Notification:
     """Return a message that says it is a test, of the watchdog on `host`."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
-    name = hashlib.sha256(f"test {host} {unix}".encode()).hexdigest()[:32]
     text = f"This is a test of notifications by `deeplink watch` on {host}, {when}. Nothing is wrong."
-    told = {"id": name, "text": text, "host": host, "test": True, "incidents": [], "incidents_left_out": 0}
-    return Notification(name, "DeepLink: a test of notifications", text, told)
+    subject, seed = "DeepLink: a test of notifications", f"test {host} {unix}"
+    return notification(seed, subject, text, host, test=True, incidents=[], incidents_left_out=0)
 
 
 def _subject(batch: Sequence[IncidentNews]) -> str:
@@ -204,27 +205,27 @@ def digest(
     opened = [one for one in incidents if one.outcome is IncidentOutcome.OPEN]
     lines += [f"Still open: {line(IncidentNews(one), known)}" for one in opened[:MOST_OF_EACH]]
     text = "\n".join(lines)
-    name_of_it = hashlib.sha256(f"digest {host} {since_unix} {until_unix}".encode()).hexdigest()[:32]
-    told = {
-        "id": name_of_it,
-        "text": text,
-        "host": host,
-        "cluster": known.cluster,
-        "test": False,
-        "digest": {
-            "since": since_unix,
-            "until": until_unix,
-            "incidents": whole.incidents,
-            "recovered": healed,
-            "failed": whole.failed,
-            "open": whole.open,
-            "lost_rank_hours": whole.lost_h,
-            "cost_unknown": whole.unknown,
-        },
-        "incidents": [],
-        "incidents_left_out": whole.incidents,
+    facts = {
+        "since": since_unix,
+        "until": until_unix,
+        "incidents": whole.incidents,
+        "recovered": healed,
+        "failed": whole.failed,
+        "open": whole.open,
+        "lost_rank_hours": whole.lost_h,
+        "cost_unknown": whole.unknown,
     }
-    return Notification(name_of_it, f"DeepLink{where}: the day: {said}", text, told)
+    return notification(
+        f"digest {host} {since_unix} {until_unix}",
+        f"DeepLink{where}: the day: {said}",
+        text,
+        host,
+        cluster=known.cluster,
+        test=False,
+        digest=facts,
+        incidents=[],
+        incidents_left_out=whole.incidents,
+    )
 
 
 # One try to deliver a message: in bounded time, and what is said of a failure holds no URL and no password.

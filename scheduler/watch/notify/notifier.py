@@ -6,7 +6,6 @@ that is killed goes on where it was, and what was told is not told again (unless
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -30,6 +29,7 @@ from deeplink.scheduler.watch.notify.delivery import (
     latest,
     line,
     message,
+    notification,
     sender,
 )
 
@@ -315,8 +315,7 @@ class DeadmanSwitch:
     def _message(self) -> Notification:
         now = self.clock.unix()
         text = f"deeplink watch on {self.host} is well, {time.strftime('%H:%M:%S', time.localtime(now))}"
-        name = hashlib.sha256(f"{self.host} {now}".encode()).hexdigest()[:32]
-        return Notification(name, text, text, {"id": name, "text": text, "host": self.host, "unix": now})
+        return notification(f"{self.host} {now}", text, text, self.host, unix=now)
 
 
 @dataclass(slots=True, kw_only=True)
