@@ -23,7 +23,7 @@ from deeplink.core.types import Attempt, NodeName
 from deeplink.rpc.tokens import TOKEN_HEADER, read_token
 from deeplink.scheduler.liveness.heartbeats import beat_to_wire
 from deeplink.scheduler.recovery.records import Beat, NodeRecord, Phase, ProgressPoint
-from deeplink.scheduler.watch.caller_tokens import Caller, TokenMint
+from deeplink.scheduler.watch.authorizer import Caller, TokenMint
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 
 if TYPE_CHECKING:

@@ -139,7 +139,7 @@ def _serve(collector: Collector, page: PageOptions, *, acts: bool) -> None:
         from deeplink.console.actions import ConsoleActions
         from deeplink.console.request_guard import Access, Roles, check_proxies, parse_networks
         from deeplink.console.serve import run
-        from deeplink.scheduler.watch.operator_client import DEFAULT_WATCH, OperatorClient
+        from deeplink.scheduler.watch.operator_requests import DEFAULT_WATCH, OperatorClient
     except ModuleNotFoundError as missing:
         raise DeepLinkError(
             f"the console needs the package {missing.name}, which is not installed",

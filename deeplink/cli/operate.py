@@ -18,7 +18,7 @@ from deeplink.core.text import printable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from deeplink.scheduler.watch.operator_client import OperatorClient
+    from deeplink.scheduler.watch.operator_requests import OperatorClient
     from deeplink.v1.watch_pb2 import OperationPlan, OperationReply, OperationRequest
 
 FOLLOW_S = 2.0  # between two questions whether it has ended
@@ -80,7 +80,12 @@ def command(
     as_json: bool,
 ) -> None:
     """Have the watchdog do by hand what an operator decides."""
-    from deeplink.scheduler.watch.operator_client import DEFAULT_WATCH, OperatorCallError, OperatorClient, by_hand
+    from deeplink.scheduler.watch.operator_requests import (
+        DEFAULT_WATCH,
+        OperatorCallError,
+        OperatorClient,
+        by_hand,
+    )
     from deeplink.v1.watch_pb2 import OperationRequest
 
     if not why and not dry_run:

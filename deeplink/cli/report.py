@@ -108,7 +108,7 @@ def _jobs(
 def _unwatched(
     since: float, now: float, user: str | None, known: set[int], *, is_own: bool
 ) -> tuple[dict[str, tuple[int, float]], str]:
-    from deeplink.scheduler.jobs.accounting import accounted, without
+    from deeplink.scheduler.jobs.goodput import accounted, without
     from deeplink.scheduler.slurm import command as slurm
 
     if is_own:  # other users' jobs have journals elsewhere

@@ -141,7 +141,7 @@ def command(  # noqa: PLR0913 - one parameter for each option
     """Watch jobs from outside and restart those that lost a node, until SIGTERM."""
     from deeplink.scheduler.recovery.evidence import WatchPolicy
     from deeplink.scheduler.recovery.thresholds import with_thresholds
-    from deeplink.scheduler.watch.caller_tokens import Caller, TokenMint
+    from deeplink.scheduler.watch.authorizer import Caller, TokenMint
     from deeplink.scheduler.watch.service import WatchSettings
 
     config = load_config()

@@ -20,12 +20,14 @@ from deeplink.console.request_guard import ConsoleRole, RoleClaim, Roles, foreig
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.journal.journal import Journal, JournalMissingError
 from deeplink.scheduler.journal.operations import OperationLog
-from deeplink.scheduler.watch.operator_client import OperatorCallError, OperatorClient, by_hand
 from deeplink.scheduler.watch.operator_requests import (
     UNDO,
     OperationError,
+    OperatorCallError,
+    OperatorClient,
     OperatorRequest,
     OperatorVerb,
+    by_hand,
     check_person,
     check_request,
 )

@@ -61,11 +61,13 @@ class OutputFollower:
         """Return the job as Slurm tells it; None where it has forgotten it, or does not answer."""
         return self.viewer.find(self.word)
 
+    def _job(self) -> int:
+        found = self.queued()
+        return int(found.job.id) if found else JobName.parse(self.word).job
+
     def folder(self) -> Path | None:
         """Return the job's folder; None where it has none."""
-        found = self.queued()
-        job = int(found.job.id) if found else JobName.parse(self.word).job
-        return folders(self.viewer.state).get(job)
+        return folders(self.viewer.state).get(self._job())
 
     def output(self, *, wait: bool) -> Path:
         """Return the job's output file."""
@@ -117,8 +119,7 @@ class OutputFollower:
 
     def attempt(self, text: str) -> str:
         """Return the whole name of an attempt."""
-        found = self.queued()
-        job = int(found.job.id) if found else JobName.parse(self.word).job
+        job = self._job()
         try:
             return str(Attempt.parse(text if text.count(".") > 1 else f"{job}.{text}"))
         except AttemptFormatError:

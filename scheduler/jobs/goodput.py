@@ -1,4 +1,4 @@
-"""What the rank-hours that jobs held were for: training that went on, or what was lost, by cause. Pure.
+"""What the rank-hours that jobs held were for: training that went on, or what was lost, by cause.
 
 An attempt's ranks hold their nodes from its first heartbeat to the next attempt's, or to its own last one:
 
@@ -16,32 +16,25 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from deeplink.core.text import printable
+from deeplink.scheduler.journal.incident_json import GOES_ON
 from deeplink.scheduler.recovery.records import IncidentKind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from deeplink.core.types import Attempt
     from deeplink.scheduler.recovery.records import AttemptRecord, Incident, JobRecord
+    from deeplink.scheduler.slurm.command import Runner
 
 CAUSES = ("start", "restart", "repeated", "hang", "slow", "spare", "unknown")
 HOUR_S = 3_600.0
 _NUMBER = r"(\d[\d.]*(?:e[+-]?\d+)?)"
 _SLOWER = re.compile(rf"{_NUMBER} ms against {_NUMBER} ms")  # as launchers say it of a straggler
-_NOT_ENDING = frozenset(
-    {
-        IncidentKind.STRAGGLER,
-        IncidentKind.LAUNCHER_RESTARTED,
-        IncidentKind.STORAGE_FROZEN,
-        IncidentKind.NODE_SICK,
-        IncidentKind.NODE_BACK,
-        IncidentKind.SLURMD_LOST,
-        IncidentKind.AGENTS_SILENT,
-    }
-)
-"""Ranks go on meanwhile."""
+_NOT_ENDING = GOES_ON | {IncidentKind.NODE_BACK}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,3 +239,59 @@ def site_report(
     for one in by_month.values():
         whole += one
     return SiteReport(jobs=tuple(found), users=users, months=by_month, whole=whole)
+
+
+# Slurm's own accounting of jobs, for those that no journal has.
+
+ASK_S = 60.0
+"""slurmdbd may take long over weeks of a large site."""
+_ACCOUNTED = ("JobIDRaw", "User", "ElapsedRaw", "AllocNodes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountedJob:
+    """One job, or one of its runs, as Slurm accounts it within the time that was asked for."""
+
+    job: int
+    user: str
+    elapsed_s: float
+    nodes: int
+
+    @property
+    def node_s(self) -> float:
+        """Seconds of nodes that it held."""
+        return self.elapsed_s * self.nodes
+
+
+def accounted(run: Runner, since_unix: float, until_unix: float, *, user: str = "") -> tuple[AccountedJob, ...]:
+    """Return what Slurm accounted between two times, of one user or of all.
+
+    Raises:
+        CommandError, CommandTimeoutError, CommandMissingError: it does not answer, or keeps no accounts.
+    """
+    times = [f"{datetime.fromtimestamp(unix):%Y-%m-%dT%H:%M:%S}" for unix in (since_unix, until_unix)]  # noqa: DTZ006 - Slurm's times are of this host's own zone
+    argv = ["sacct", "-n", "-P", "-X", "-T", "-D", "-S", times[0], "-E", times[1], "-o", ",".join(_ACCOUNTED)]
+    return parse_accounting(run([*argv, "-u", user] if user else [*argv, "-a"], timeout_s=ASK_S))
+
+
+def parse_accounting(text: str) -> tuple[AccountedJob, ...]:
+    """Read `sacct -n -P -X -o JobIDRaw,User,ElapsedRaw,AllocNodes`; lines that are none are left out."""
+    found = []
+    for line in text.splitlines():
+        job, _, rest = line.partition("|")
+        user, elapsed, nodes = rest.split("|") if rest.count("|") == len(_ACCOUNTED) - 2 else ("", "", "")
+        if job.isdecimal() and elapsed.isdecimal() and nodes.isdecimal():
+            found.append(
+                AccountedJob(job=int(job), user=printable(user), elapsed_s=float(elapsed), nodes=int(nodes))
+            )
+    return tuple(found)
+
+
+def without(jobs: Collection[AccountedJob], known: Collection[int]) -> dict[str, tuple[int, float]]:
+    """Return of each user how many jobs no journal has, and the seconds of nodes that these held."""
+    found: dict[str, tuple[int, float]] = {}
+    for one in jobs:
+        if one.job not in known and one.node_s:
+            count, seconds = found.get(one.user, (0, 0.0))
+            found[one.user] = count + 1, seconds + one.node_s
+    return found

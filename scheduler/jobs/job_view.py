@@ -7,7 +7,7 @@ import pwd
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from deeplink.core.text import printable
 from deeplink.scheduler.jobs.job_folder import EVENTS, folders, read_folder
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from deeplink.core.types import NodeName
     from deeplink.scheduler.slurm.parse import JobRow, NodeRow
 
-_MORE = ("Partition", "TimeUsed", "TimeLimit", "StartTime", "SubmitTime", "STDOUT", "ReqNodes")
+_MORE = ("Partition", "TimeUsed", "TimeLimit", "StartTime", "STDOUT", "ReqNodes")
 STALE_S = 3_600.0
 """Slurm's last answer is shown, with its age, for so long while it gives no newer one."""
 QUERY_S = 15.0
@@ -36,6 +36,7 @@ QUERY_S = 15.0
 ENDED_S = 86_400.0
 MOST_ENDED = 10
 MOST_SHOWN = 500
+T = TypeVar("T")
 _SILENCE = (command.CommandError, command.CommandTimeoutError, command.CommandMissingError)
 
 
@@ -48,7 +49,6 @@ class Queued:
     used_s: float | None = None  # how long it has run
     limit_s: float | None = None  # how long it may; infinite where there is no limit
     start_unix: float | None = None  # when it began, or is expected to
-    submit_unix: float | None = None
     output: str = ""  # where its output goes, as Slurm tells it: patterns may be left in it
     required: tuple[NodeName, ...] = ()  # the nodes that it must have
 
@@ -67,7 +67,7 @@ def parse_queue(text: str, separator: str) -> list[Queued]:
 
 
 def _queued(fields: list[str]) -> Queued:
-    partition, used, limit, began, submitted, output, required = fields[len(JOB_FIELDS) :]
+    partition, used, limit, began, output, required = fields[len(JOB_FIELDS) :]
     return Queued(
         job=job_row(list(map(printable, fields[: len(JOB_FIELDS)]))),  # its output is a file's name, as it is
         partition=partition,
@@ -75,7 +75,6 @@ def _queued(fields: list[str]) -> Queued:
         # Of a running job without a limit squeue prints a year.
         limit_s=inf if limit == "365-00:00:00" else duration_s(limit),
         start_unix=_unix(began),
-        submit_unix=_unix(submitted),
         output="" if output in {"(null)", "N/A"} else output,
         required=names_of("" if required in {"(null)", "N/A"} else required.strip(), "squeue"),
     )
@@ -215,34 +214,26 @@ class Viewer:
         return {word: [rows[row.label] for row in matching(name, jobs)] for word, name in names.items()}
 
     def _queue(self, user: str) -> list[Queued]:
-        found: list[Queued] = []
-
-        def ask() -> None:
-            found.extend(queue(self.slurm, user=user))
-
-        self._try(ask)
+        found = self._answer(lambda: queue(self.slurm, user=user)) or []
         told = self.asked.told.get("squeue")
         if told is not None and told.problem:
             self._problem = told.problem
         return found
 
     def _look_around(self) -> None:
-        def nodes() -> None:
-            self._nodes = {row.name: row for row in self.slurm.nodes()}
+        if (nodes := self._answer(self.slurm.nodes)) is not None:
+            self._nodes = {row.name: row for row in nodes}
+            if (switches := self._answer(self.slurm.topology)) is not None:
+                self._fabric = fabric_from_switches(switches)
 
-        def switches() -> None:
-            self._fabric = fabric_from_switches(self.slurm.topology())
-
-        self._try(nodes)
-        if not self._problem:
-            self._try(switches)
-
-    def _try(self, question: Callable[[], None]) -> None:
+    def _answer(self, question: Callable[[], T]) -> T | None:
+        """Return Slurm's answer; None where it gives none, and why is noted."""
         self._problem = ""
         try:
-            question()
+            return question()
         except _SILENCE as problem:
             self._problem = str(problem)
+        return None
 
     def _told(self) -> float:
         told = self.asked.told.get("squeue")

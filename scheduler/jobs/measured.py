@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +104,6 @@ class JobMeasured:
     rows: tuple[MeasuredSpan, ...] = ()
     ranks: tuple[RankTimes, ...] = ()
     binds: Binding | None = None
-    problems: tuple[str, ...] = field(default=())
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON has it (see the module)."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HOUR_S = 3600.0
 
-_GOES_ON = frozenset(
+GOES_ON = frozenset(
     {
         IncidentKind.STRAGGLER,
         IncidentKind.LAUNCHER_RESTARTED,
@@ -30,6 +30,7 @@ _GOES_ON = frozenset(
         IncidentKind.AGENTS_SILENT,
     }
 )
+"""Kinds at which ranks go on."""
 _STOPS_NOTHING = frozenset({Action.NONE, Action.COMMENT, Action.DRAIN})
 _CRITICAL = frozenset(
     {
@@ -148,7 +149,7 @@ def cost(incident: Incident) -> Cost:
 
 
 def _standing_h(incident: Incident) -> float | None:
-    if incident.kind in _GOES_ON and incident.action in _STOPS_NOTHING:
+    if incident.kind in GOES_ON and incident.action in _STOPS_NOTHING:
         return None
     if not incident.ranks or not incident.recovered_unix:
         return None

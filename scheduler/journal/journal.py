@@ -24,9 +24,9 @@ from deeplink.core.errors import DeepLinkError
 from deeplink.core.private import PrivateFolderError, check_private_file
 from deeplink.core.text import printable
 from deeplink.core.types import Attempt, NodeName
-from deeplink.scheduler.journal import incident_rows, points, rank_times, schema
+from deeplink.scheduler.journal import incident_rows, progress_rows, schema
 from deeplink.scheduler.journal.incident_json import IncidentNews
-from deeplink.scheduler.journal.schema import APPLICATION_ID, CREATE, MIGRATIONS, SCHEMA_VERSION
+from deeplink.scheduler.journal.schema import APPLICATION_ID, CREATE, MIGRATIONS, OPERATIONS, SCHEMA_VERSION
 from deeplink.scheduler.journal.standby import Standby, takes_no_writes
 from deeplink.scheduler.recovery.records import (
     ActionRecord,
@@ -145,8 +145,8 @@ class Journal:
             for statement in (schema.PUT_JOB, schema.PUT_ATTEMPT, schema.END_OLDER):
                 db.execute(statement, row)
             db.executemany(schema.PUT_NODE, list(map(to_row, beat.node_beats)))
-            points.put(db, beat.progress)
-            rank_times.put(db, beat.rank_times)
+            progress_rows.put_points(db, beat.progress)
+            progress_rows.put_times(db, beat.rank_times)
             for incident in beat.incidents:
                 incident_rows.put(db, incident)
             settled = incident_rows.settle(db, to_row(beat.attempt), now_unix)
@@ -248,7 +248,7 @@ class Journal:
         with self._transaction() as db:
             found = [(row["job"],) for row in db.execute(schema.OLD_CURVES, old).fetchall()]
             gone = [(row["job"],) for row in db.execute(schema.OLD_JOBS, older).fetchall()]
-            for forget in (schema.FORGET_CURVE, rank_times.FORGET):
+            for forget in (schema.FORGET_CURVE, progress_rows.FORGET_TIMES):
                 db.executemany(forget, [*found, *gone])
             for statement in schema.FORGET_JOB:
                 db.executemany(statement, gone)
@@ -283,8 +283,7 @@ class Journal:
 
     def rank_times(self, job: int, *, after_unix: float = 0.0) -> tuple[RankTimes, ...]:
         """Return how long the ranks' own part of a step was, in order of attempt and time."""
-        there = self._has_table("rank_times")
-        return _all(RankTimes, self._rows(rank_times.OF_JOB, (job, after_unix))) if there else ()
+        return _all(RankTimes, self._rows(progress_rows.TIMES_OF_JOB, (job, after_unix)))
 
     def nodes(self) -> tuple[NodeRecord, ...]:
         """Return every node a launcher spoke of, by name, with the shards in its store."""
@@ -306,9 +305,8 @@ class Journal:
         # Asked for a job's, one that hit several is returned as that job knows it: with its attempt and outcome.
         wanted = {"job": job, "kind": kind, "node": node, "since": since_unix, "until": until_unix}
         wanted |= {"open": only_open, "outcome": outcome}
-        hits = self._has_table("hits")
-        found = _all(Incident, self._rows(schema.incidents(hits=hits, **wanted), {**wanted, "limit": limit}))
-        theirs = self._rows(schema.HITS_OF_JOB, (job,)) if hits and job is not None else []
+        found = _all(Incident, self._rows(schema.incidents(**wanted), {**wanted, "limit": limit}))
+        theirs = self._rows(schema.HITS_OF_JOB, (job,)) if job is not None else []
         newest = {row["incident"]: row for row in theirs}
         return tuple([_as_hit(each, newest[each.id]) if each.id in newest else each for each in found])
 
@@ -320,7 +318,7 @@ class Journal:
         """Return the incident of this number or id, also of one that was joined to another; or None."""
         number = int(name) if name.isascii() and name.isdigit() and len(name) < 19 else -1  # noqa: PLR2004 - 63 bits
         found = self._rows("SELECT * FROM incidents WHERE number = ? OR id = ?", (number, name))
-        if not found and self._has_table("hits"):
+        if not found:
             found = self._rows(schema.INCIDENT_BY_HIT, (number, name))
         return from_row(Incident, found[0]) if found else None
 
@@ -331,7 +329,7 @@ class Journal:
 
     def stacks(self, incident: str) -> tuple[RankStack, ...]:
         """Return where the ranks were, by rank, of the incident of this id; none where no one asked them."""
-        return _all(RankStack, self._rows(schema.STACKS, (incident,))) if self._has_table("stacks") else ()
+        return _all(RankStack, self._rows(schema.STACKS, (incident,)))
 
     def unsent(self, channel: str, *, limit: int = 1_000) -> tuple[IncidentNews, ...]:
         """Return what a channel (see `open_channel`) was not told, the oldest incident first."""
@@ -387,7 +385,13 @@ class Journal:
             problem = f"schema {version} is newer than this DeepLink's {SCHEMA_VERSION}"
             remedy = "Use the DeepLink that wrote it, or name another file with --journal."
             raise JournalError(self.path, problem, remedy)
+        if 0 < version < min(MIGRATIONS):
+            raise self._corrupt(f"schema {version} is of before the first release of DeepLink")
         if read_only:
+            # It leaves an older schema as it is: what that lacks is empty for it.
+            for name, create in (("operations", OPERATIONS), ("rank_times", progress_rows.CREATE_TIMES)):
+                if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone():
+                    schema.execute_each(self._db, create.replace("CREATE TABLE", "CREATE TEMP TABLE"))
             return
         self._db.execute(f"PRAGMA journal_mode = {'TRUNCATE' if shared_file_system else 'WAL'}").fetchone()
         while version < SCHEMA_VERSION:
@@ -398,7 +402,7 @@ class Journal:
                     version = version + 1 if version else SCHEMA_VERSION
                     db.execute(f"PRAGMA user_version = {version}")
                     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        self._db.execute(rank_times.CREATE)
+        self._db.execute(progress_rows.CREATE_TIMES)
 
     def _tell_listeners(self) -> None:
         self.changes += 1
@@ -438,10 +442,6 @@ class Journal:
                     raise
             except _PROBLEMS as problem:
                 raise self._failed(problem) from problem
-
-    def _has_table(self, name: str) -> bool:
-        """Whether the table is there: a reader leaves an older schema as it is."""
-        return bool(self._rows("SELECT name FROM sqlite_master WHERE name = ?", (name,)))
 
     def _rows(self, statement: str, values: Sequence[object] | dict[str, Any] = ()) -> list[dict[str, Any]]:
         with self._lock:

@@ -94,7 +94,5 @@ class OperationLog:
         return found[0] if found else None
 
     def _found(self, where: str, values: tuple[Any, ...]) -> tuple[OperationRecord, ...]:
-        if not self._journal._has_table("operations"):  # noqa: SLF001 - a reader leaves an older schema as it is
-            return ()
         rows = self._journal._rows(f"SELECT * FROM operations {where}", values)  # noqa: S608, SLF001 - constants of ours
         return tuple([from_row(OperationRecord, row) for row in rows])

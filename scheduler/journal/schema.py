@@ -10,54 +10,7 @@ if TYPE_CHECKING:
 APPLICATION_ID = 0x444C4A31  # "DLJ1", in the file's head: tells a journal from any other SQLite file
 SCHEMA_VERSION = 7
 
-_OF_INCIDENTS = """
-CREATE TABLE stacks (
-  incident TEXT NOT NULL,
-  rank INTEGER NOT NULL,
-  pid INTEGER NOT NULL,
-  state TEXT NOT NULL,
-  source TEXT NOT NULL,
-  text TEXT NOT NULL,
-  flight TEXT NOT NULL,
-  UNIQUE (incident, rank)
-);
-CREATE TABLE notices (
-  channel TEXT NOT NULL,
-  incident TEXT NOT NULL,
-  state TEXT NOT NULL,
-  unix REAL NOT NULL,
-  result TEXT NOT NULL,
-  PRIMARY KEY (channel, incident, state)
-) WITHOUT ROWID;
-CREATE TABLE channels (
-  channel TEXT PRIMARY KEY,
-  after_number INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE pulse (
-  who TEXT PRIMARY KEY,
-  unix REAL NOT NULL
-) WITHOUT ROWID;
-"""
-
-_HITS = """
-CREATE TABLE hits (
-  id TEXT PRIMARY KEY,
-  incident TEXT NOT NULL,
-  number INTEGER,
-  node TEXT,
-  job INTEGER,
-  restart INTEGER,
-  relaunch INTEGER,
-  outcome TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX hits_of_incident ON hits (incident);
-CREATE INDEX hits_of_job ON hits (job);
-CREATE INDEX hits_of_node ON hits (node);
-CREATE INDEX incidents_of_node ON incidents (node);
-"""
-"""Of an incident that was told more than once: under which id, for which node and job, and how that job is now."""
-
-_OPERATIONS = """
+OPERATIONS = """
 CREATE TABLE operations (
   number INTEGER PRIMARY KEY AUTOINCREMENT,
   request TEXT NOT NULL UNIQUE,
@@ -169,31 +122,60 @@ CREATE TABLE actions (
   done_unix REAL NOT NULL DEFAULT 0,
   result TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
+CREATE TABLE stacks (
+  incident TEXT NOT NULL,
+  rank INTEGER NOT NULL,
+  pid INTEGER NOT NULL,
+  state TEXT NOT NULL,
+  source TEXT NOT NULL,
+  text TEXT NOT NULL,
+  flight TEXT NOT NULL,
+  UNIQUE (incident, rank)
+);
+CREATE TABLE notices (
+  channel TEXT NOT NULL,
+  incident TEXT NOT NULL,
+  state TEXT NOT NULL,
+  unix REAL NOT NULL,
+  result TEXT NOT NULL,
+  PRIMARY KEY (channel, incident, state)
+) WITHOUT ROWID;
+CREATE TABLE channels (
+  channel TEXT PRIMARY KEY,
+  after_number INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE pulse (
+  who TEXT PRIMARY KEY,
+  unix REAL NOT NULL
+) WITHOUT ROWID;
+-- What was told more than once: under which id, for which node and job, and how that job is now.
+CREATE TABLE hits (
+  id TEXT PRIMARY KEY,
+  incident TEXT NOT NULL,
+  number INTEGER,
+  node TEXT,
+  job INTEGER,
+  restart INTEGER,
+  relaunch INTEGER,
+  outcome TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX hits_of_incident ON hits (incident);
+CREATE INDEX hits_of_job ON hits (job);
+CREATE INDEX hits_of_node ON hits (node);
+CREATE INDEX incidents_of_node ON incidents (node);
 """
-    + _OF_INCIDENTS
-    + _HITS
-    + _OPERATIONS
+    + OPERATIONS
 )
 
 MIGRATIONS: dict[int, str] = {
-    1: "ALTER TABLE nodes ADD COLUMN verified_bytes INTEGER",
-    2: """
-ALTER TABLE nodes ADD COLUMN health TEXT NOT NULL DEFAULT '[]';
-ALTER TABLE nodes ADD COLUMN boot_id TEXT NOT NULL DEFAULT '';
-ALTER TABLE incidents ADD COLUMN timeline TEXT NOT NULL DEFAULT '[]';
-ALTER TABLE incidents ADD COLUMN ranks INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE incidents ADD COLUMN step_s REAL NOT NULL DEFAULT 0;
-"""
-    + _OF_INCIDENTS,
-    3: _HITS,
     4: """
 ALTER TABLE jobs ADD COLUMN label TEXT NOT NULL DEFAULT '';
 ALTER TABLE incidents ADD COLUMN job_label TEXT NOT NULL DEFAULT '';
 """,
-    5: _OPERATIONS,
+    5: OPERATIONS,
     6: "ALTER TABLE nodes ADD COLUMN attended_unix REAL NOT NULL DEFAULT 0",
 }
-"""Schema version -> the statements that lead from it to the next one."""
+"""Schema version -> the statements that lead from it to the next one. No release wrote an older one than these."""
 
 
 def execute_each(db: sqlite3.Connection, script: str) -> None:
@@ -267,24 +249,24 @@ UPDATE attempts SET first_step = min(ifnull(first_step, :step), :step),
   last_step = max(ifnull(last_step, :step), :step), last_step_unix = max(last_step_unix, :unix)
 WHERE job = :job AND restart = :restart AND relaunch = :relaunch
 """
-_THIS = "job = :job AND restart = :restart AND relaunch = :relaunch"
-COUNT_POINTS = f"SELECT count(*) FROM progress WHERE {_THIS}"  # noqa: S608 - a constant of ours
+THIS = "job = :job AND restart = :restart AND relaunch = :relaunch"
+COUNT_POINTS = f"SELECT count(*) FROM progress WHERE {THIS}"  # noqa: S608 - a constant of ours
 THIN_POINTS = f"""
-DELETE FROM progress WHERE {_THIS} AND (rank, step) IN (
+DELETE FROM progress WHERE {THIS} AND (rank, step) IN (
   SELECT rank, step FROM (SELECT rank, step, row_number() OVER (PARTITION BY rank ORDER BY step) AS place,
-    count(*) OVER (PARTITION BY rank) AS places FROM progress WHERE {_THIS})
+    count(*) OVER (PARTITION BY rank) AS places FROM progress WHERE {THIS})
   WHERE place % 2 = 0 AND place < places)
 """  # noqa: S608 - a constant of ours
-LAST_STEP_UNIX = f"SELECT last_step_unix FROM attempts WHERE {_THIS}"  # noqa: S608 - a constant of ours
+LAST_STEP_UNIX = f"SELECT last_step_unix FROM attempts WHERE {THIS}"  # noqa: S608 - a constant of ours
 SPARSE_POINTS = f"""
-DELETE FROM progress WHERE {_THIS} AND unix < :before AND (rank, step) IN (
+DELETE FROM progress WHERE {THIS} AND unix < :before AND (rank, step) IN (
   SELECT rank, step FROM (SELECT rank, step, row_number()
-    OVER (PARTITION BY rank, CAST(unix / :every AS INTEGER) ORDER BY step) AS place FROM progress WHERE {_THIS})
+    OVER (PARTITION BY rank, CAST(unix / :every AS INTEGER) ORDER BY step) AS place FROM progress WHERE {THIS})
   WHERE place > 1)
 """  # noqa: S608 - a constant of ours
-FIRST_POINT = f"SELECT unix FROM progress WHERE {_THIS} ORDER BY rank, step LIMIT 1"  # noqa: S608 - a constant of ours
+FIRST_POINT = f"SELECT unix FROM progress WHERE {THIS} ORDER BY rank, step LIMIT 1"  # noqa: S608 - a constant of ours
 FIRST_STEP = f"""
-SELECT a.first_step, (SELECT min(unix) FROM progress WHERE {_THIS}) FROM attempts a WHERE {_THIS}
+SELECT a.first_step, (SELECT min(unix) FROM progress WHERE {THIS}) FROM attempts a WHERE {THIS}
 """  # noqa: S608 - a constant of ours
 LAST_STEP_BEFORE = """
 SELECT max(last_step) FROM attempts WHERE job = :job AND (restart, relaunch) < (:restart, :relaunch)
@@ -307,9 +289,9 @@ DELETE FROM stacks WHERE incident NOT IN (
   SELECT incident FROM stacks GROUP BY incident ORDER BY max(rowid) DESC LIMIT ?)
 """
 NEWEST_STEPS = f"""
-SELECT step, unix FROM progress WHERE {_THIS} AND rank = 0 ORDER BY step DESC LIMIT :limit
+SELECT step, unix FROM progress WHERE {THIS} AND rank = 0 ORDER BY step DESC LIMIT :limit
 """  # noqa: S608 - a constant of ours
-WORLD_SIZE = f"SELECT world_size FROM attempts WHERE {_THIS}"  # noqa: S608 - a constant of ours
+WORLD_SIZE = f"SELECT world_size FROM attempts WHERE {THIS}"  # noqa: S608 - a constant of ours
 CANDIDATES = """
 SELECT *, number IN (SELECT number FROM incidents WHERE node = :node UNION SELECT incidents.number
     FROM incidents JOIN hits ON hits.incident = incidents.id WHERE hits.node = :node) AS shares_node
@@ -423,13 +405,12 @@ WHERE node IS NOT NULL AND remedy IN ('drain', 'drain-down') GROUP BY node
 """
 
 
-def incidents(*, hits: bool, **asked: object) -> str:
+def incidents(**asked: object) -> str:
     """Return the statement that finds the incidents asked for; what is None or False is not asked."""
     # Not one statement for all: none of the indexes could be used.
-    also = " OR id IN (SELECT incident FROM hits WHERE {0} = :{0})" if hits else ""
     conditions = {
-        "job": f"(job = :job{also.format('job')})",
-        "node": f"(node = :node{also.format('node')})",
+        "job": "(job = :job OR id IN (SELECT incident FROM hits WHERE job = :job))",
+        "node": "(node = :node OR id IN (SELECT incident FROM hits WHERE node = :node))",
         "kind": "kind = :kind",
         "since": "began_unix >= :since",
         "until": "began_unix <= :until",

@@ -18,8 +18,9 @@ from deeplink.core.private import private_folder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_HISTORY = ("progress", "stacks")  # large, and needed by no decision: not copied where room is short
-_TABLES = ("jobs", "attempts", "nodes", "incidents", "hits", "actions", "notices", "channels", "pulse", *_HISTORY)
+_HISTORY = frozenset({"progress", "rank_times", "stacks"})
+"""Large, and needed by no decision: not copied where room is short."""
+_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
 _NO_WRITES = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
 )
@@ -145,8 +146,10 @@ def copy(source: sqlite3.Connection, target: sqlite3.Connection, *, history: boo
     """Put the rows of one journal into another, in one transaction; what cannot be read is left out."""
     target.execute("BEGIN IMMEDIATE")
     try:
-        for table in _TABLES if history else _TABLES[: -len(_HISTORY)]:
+        for (table,) in target.execute(_TABLES).fetchall():
             rows = []
+            if table in _HISTORY and not history:
+                continue
             with contextlib.suppress(sqlite3.Error):
                 rows = [dict(row) for row in source.execute(f"SELECT * FROM {table}")]  # noqa: S608 - a name of ours
             if rows:

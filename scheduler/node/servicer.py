@@ -21,7 +21,6 @@ from deeplink.core.metrics import NODE_HEARTBEATS, NODE_REPORTS
 from deeplink.rpc.channel import agent_channel, attempt_from_wire, attempt_to_wire
 from deeplink.rpc.tokens import TOKEN_HEADER
 from deeplink.scheduler.node import peer_test
-from deeplink.scheduler.node.measurements import RankMeasurements
 from deeplink.scheduler.node.rank_processes import Reported
 from deeplink.v1 import common_pb2, node_pb2, node_pb2_grpc
 
@@ -235,7 +234,7 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         boot_id: str = "",
         slots: RankSlots | None = None,
     ) -> None:
-        self.bulletin, self.measurements = Bulletin(), RankMeasurements()
+        self.bulletin = Bulletin()
         self._save_at: dict[Attempt, int] = {}
         self._health, self._stacks, self._boot_id, self._slots = health, stacks, boot_id, slots
         self._node, self._topology_address = node, topology_address
@@ -261,8 +260,6 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         newest = self.bulletin.report(request.progress)
         attempt = attempt_from_wire(request.progress.attempt)
         fenced = newest > attempt
-        if not fenced:
-            self.measurements.take(request.progress, self._clock.unix())
         NODE_REPORTS.labels("fenced" if fenced else "kept").inc()
         save_at = self._save_at.get(attempt, 0)
         return node_pb2.ReportReply(fenced=fenced, newest=attempt_to_wire(newest), save_at=save_at)

@@ -1,4 +1,4 @@
 """Evidence to verdict (pure) to action.
 
-Other packages import: `watchdog`, `requeue`, `service`, `caller_tokens`, `operator_client`, `operator_requests`.
+Other packages import: `watchdog`, `requeue`, `service`, `authorizer`, `operator_requests`.
 """

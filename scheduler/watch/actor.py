@@ -7,11 +7,16 @@ soon: waiting is done by coming back.
 from __future__ import annotations
 
 import logging
+import os
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deeplink.core.errors import DeepLinkError
+from deeplink.scheduler.jobs.job_view import me
 from deeplink.scheduler.journal.journal import JournalError
+from deeplink.scheduler.liveness.watchdog_client import BINDINGS, bindings_of
+from deeplink.scheduler.placement.hint.cluster_survey import is_due, read_queue, taking_back
 from deeplink.scheduler.recovery.evidence import TAG, Remedy
 from deeplink.scheduler.recovery.records import Action, ActionRecord, IncidentKind, Phase
 from deeplink.scheduler.recovery.recovery_steps import (
@@ -26,8 +31,9 @@ from deeplink.scheduler.recovery.recovery_steps import (
     still_suspected,
 )
 from deeplink.scheduler.slurm.client import JobVanishedError, NodeOrder
-from deeplink.scheduler.slurm.command import CommandError, is_unanswered
+from deeplink.scheduler.slurm.command import CommandError, CommandMissingError, is_unanswered
 from deeplink.scheduler.slurm.nodeset import fold
+from deeplink.scheduler.slurm.settings import NO_ACCOUNTING, parse_settings
 from deeplink.scheduler.slurm.states import LAUNCH_FAILED, JobState
 
 if TYPE_CHECKING:
@@ -35,8 +41,9 @@ if TYPE_CHECKING:
 
     from deeplink.core.clock import Clock
     from deeplink.core.metrics import WatchMetrics
-    from deeplink.core.types import NodeName
+    from deeplink.core.types import Attempt, NodeName
     from deeplink.scheduler.journal.journal import Journal
+    from deeplink.scheduler.placement.hint.cluster_survey import Row
     from deeplink.scheduler.recovery.evidence import Verdict
     from deeplink.scheduler.recovery.records import Incident
     from deeplink.scheduler.slurm.client import Slurm
@@ -48,6 +55,7 @@ log = logging.getLogger(__name__)
 MOST_TRIES = 3  # an action that was given up is begun again so often for one verdict of one attempt
 MOST_STEPS = 6  # commands for one action before the loop looks at the world again
 GAVE_UP = "gave up"
+REFUSED = f"{GAVE_UP}: Slurm refused"  # and would again
 
 _ACTIONS = {
     Remedy.COMMENT: Action.COMMENT,
@@ -81,42 +89,6 @@ class _Progress:
 
 
 @dataclass(slots=True, kw_only=True)
-class Releaser:
-    """Lets requeued jobs go, off the nodes that are suspected. One thread only."""
-
-    slurm: Slurm
-    journal: Journal
-    observer: Observer
-    clock: Clock
-
-    def release(
-        self, row: JobRow, exclude: tuple[NodeName, ...], *, carry: bool = True, held: bool = False
-    ) -> None:
-        """Clear the hold of a waiting job; its own exclusions stay, ours are as few as there is reason for."""
-        job = row.id
-        place, before, now_unix = self.slurm.place(job), self.journal.excluded(job), self.clock.unix()
-        users = {*place.excluded} - before.keys()
-        older = (
-            still_suspected(before, {node.name: node for node in self.journal.nodes()}, now_unix) if carry else ()
-        )
-        known = self.journal.job(job)
-        size = len(known.newest.nodes) + len(known.newest.spares) if known else 0
-        asks = replace(place, nodes=max(place.nodes, size), excluded=tuple(users))
-        partition = self.slurm.partition_nodes(place.partitions) if exclude or older else frozenset()
-        silent = self.observer.silent((*exclude, *older))
-        ours = bounded((*exclude, *older), asks, partition, self.observer.cluster.nodes, silent)
-        since = {name: now_unix if name in exclude else before[name] for name in ours if name not in users}
-        # Before the command both, after it what is true: killed in between, ours are never taken for the user's.
-        self.journal.set_excluded(job, {**before, **since})
-        wanted = users | {*ours}
-        changes = release_changes(place, wanted, required_without(asks, {*ours}))
-        self.slurm.update_job(row.address, **changes, StartTime="now")
-        if held:
-            self.slurm.release(row.address)
-        self.journal.set_excluded(job, since)
-
-
-@dataclass(slots=True, kw_only=True)
 class Actor:
     """Runs the commands that verdicts ask for. One thread only."""
 
@@ -127,16 +99,6 @@ class Actor:
     metrics: WatchMetrics
     say: Callable[[str], None]
     _progress: dict[str, _Progress] = field(default_factory=dict)
-    _releaser: Releaser = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Make the one that lets jobs go."""
-        self._releaser = Releaser(
-            slurm=self.slurm,
-            journal=self.journal,
-            observer=self.observer,
-            clock=self.clock,
-        )
 
     def begin(self, verdict: Verdict, incident: Incident | None) -> bool:
         """Write down what is to be done about a verdict; False if that is under way, or done, already."""
@@ -174,7 +136,7 @@ class Actor:
             known = self.journal.action(key)
             if known is None:
                 return key
-            if not known.done_unix or not known.result.startswith(GAVE_UP):
+            if not known.result.startswith(GAVE_UP) or known.result.startswith(REFUSED):
                 return None
         return None
 
@@ -262,11 +224,35 @@ class Actor:
             case RecoveryStep.REQUEUE if job:
                 slurm.requeue(job.address)
             case RecoveryStep.RELEASE if job:
-                self._releaser.release(job, action.exclude, held=job.reason == LAUNCH_FAILED)
+                self.release(job, action.exclude)
             case RecoveryStep.RELAX if job:
-                self._releaser.release(job, (), carry=False)
+                self.release(job, (), carry=False)
             case _:
                 raise ValueError(f"{step} is no command for {action.key}")
+
+    def release(self, row: JobRow, exclude: tuple[NodeName, ...], *, carry: bool = True) -> None:
+        """Clear the hold of a waiting job; its own exclusions stay, ours are as few as there is reason for."""
+        job = row.id
+        place, before, now_unix = self.slurm.place(job), self.journal.excluded(job), self.clock.unix()
+        users = {*place.excluded} - before.keys()
+        older = (
+            still_suspected(before, {node.name: node for node in self.journal.nodes()}, now_unix) if carry else ()
+        )
+        known = self.journal.job(job)
+        size = len(known.newest.nodes) + len(known.newest.spares) if known else 0
+        asks = replace(place, nodes=max(place.nodes, size), excluded=tuple(users))
+        partition = self.slurm.partition_nodes(place.partitions) if exclude or older else frozenset()
+        silent = self.observer.silent((*exclude, *older))
+        ours = bounded((*exclude, *older), asks, partition, self.observer.cluster.nodes, silent)
+        since = {name: now_unix if name in exclude else before[name] for name in ours if name not in users}
+        # Before the command both, after it what is true: killed in between, ours are never taken for the user's.
+        self.journal.set_excluded(job, {**before, **since})
+        wanted = users | {*ours}
+        changes = release_changes(place, wanted, required_without(asks, {*ours}))
+        self.slurm.update_job(row.address, **changes, StartTime="now")
+        if row.reason == LAUNCH_FAILED:
+            self.slurm.release(row.address)
+        self.journal.set_excluded(job, since)
 
     def _end(self, action: ActionRecord, why: str, *, done: bool) -> None:
         now = self.clock.unix()
@@ -294,24 +280,24 @@ class Actor:
             progress.since = now
         if not progress.began:
             facts = replace(facts, returned_s=now - progress.since)
-        if action.remedy == Remedy.RESTART:
-            return self._with_job(facts, action, progress) if action.attempt else facts
-        if not action.node:
+        if action.attempt and action.remedy == Remedy.RESTART:
+            return self._with_job(facts, action, action.attempt, progress)
+        if not action.node or action.remedy == Remedy.RESTART:
             return facts
         found = self.slurm.nodes([action.node])
         asked = action.remedy != Remedy.COMMENT  # slurmd logs each probe
         answers = self._answers(action.node) if asked else None
         return replace(facts, node=found[0] if found else None, answers=answers)
 
-    def _with_job(self, facts: ActionFacts, action: ActionRecord, progress: _Progress) -> ActionFacts:
+    def _with_job(
+        self, facts: ActionFacts, action: ActionRecord, attempt: Attempt, progress: _Progress
+    ) -> ActionFacts:
         try:
-            job = self.slurm.job(action.attempt.job) if action.attempt else None
+            job = self.slurm.job(attempt.job)
         except JobVanishedError:
-            job = None
-        if job is None:
             return facts
-        restart, pending = action.remedy == Remedy.RESTART, job.state is JobState.PENDING
-        if pending and restart and RecoveryStep.RELEASE not in facts.sent:
+        pending = job.state is JobState.PENDING
+        if pending and RecoveryStep.RELEASE not in facts.sent:
             # It is not let go in this second: time for what would hold its release up, a dead node's silence.
             self.observer.silent(action.exclude)
         away = self._unreachable(job) if job.state is JobState.RUNNING else ()
@@ -323,22 +309,22 @@ class Actor:
             excluded_is_silent=pending and self._excluded_is_silent(action, facts),
             waits_s=self._waits_s(progress, job),
             kept_off=pending and bool(self.journal.excluded(job.id)),
-            goes_on=job.state is JobState.RUNNING and self._goes_on(action, progress),
+            goes_on=job.state is JobState.RUNNING and self._goes_on(action, attempt, progress),
             given_up=bool(action.node)
             and {*away} <= {*action.exclude, action.node}
             and all(map(self.observer.lost, away)),
             being_downed=any(each.node in away and each.remedy == Remedy.DRAIN_DOWN for each in opened),
         )
 
-    def _goes_on(self, action: ActionRecord, progress: _Progress) -> bool:
+    def _goes_on(self, action: ActionRecord, attempt: Attempt, progress: _Progress) -> bool:
         """Whether the launcher, heard since the action was begun, or taken up, reports that it needs no help."""
-        heard = self.observer.heartbeats.of(action.attempt.job) if action.attempt else None
-        if action.attempt is None or heard is None or progress.since is None:
+        heard = self.observer.heartbeats.of(attempt.job)
+        if heard is None or progress.since is None:
             return False
         if not heard.ourselves or heard.heard_at <= progress.since or heard.beat.phase in _HELPLESS:
             return False
-        if heard.beat.attempt != action.attempt:
-            return heard.beat.attempt > action.attempt
+        if heard.beat.attempt != attempt:
+            return heard.beat.attempt > attempt
         # Of a job that lost a node the ranks that are left may make steps still.
         return f"/{IncidentKind.LAUNCHER_LOST}/" in action.key
 
@@ -369,3 +355,102 @@ class Actor:
         up = tuple([row.name for row in self.slurm.nodes(job.nodes) if not row.down])
         self.observer.probe_suspects(up)
         return tuple([name for name in up if not self.observer.reach(name)])
+
+
+# Nodes hinted by name are taken off jobs that wait for them, whoever named them and whatever became of him.
+
+LOOK_S = 2.0  # how often the waiting jobs are asked for
+AGAIN_S = 10.0
+"""How long after a look that failed the next one comes: each may hold the watchdog's verdicts for some seconds."""
+ACCOUNTING_S = 2.0  # bound on `sacctmgr`, which waits for slurmdbd
+ROUND_S = 1.0
+"""How long one look may change jobs: the watchdog's verdicts wait for it. The rest come in the next one."""
+MOST_REFUSALS = 3
+_OPERATORS = ("operator", "administrator")
+
+
+@dataclass(slots=True, kw_only=True)
+class Bindings:
+    """Takes nodes hinted by name off waiting jobs. One thread only."""
+
+    slurm: Slurm
+    clock: Clock
+    say: Callable[[str], None]
+    serves: Callable[[str, bool], None] = lambda _service, _well: None
+    _user: str | None = None
+    _rights: bool = False
+    _next: float = float("-inf")
+    _since: dict[str, float] = field(default_factory=dict)
+    _refusals: dict[str, int] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Look at the waiting jobs, where it is time to. Slurm's silence is waited out."""
+        now = self.clock.monotonic()
+        if now < self._next:
+            return
+        self._next = now + LOOK_S
+        try:
+            self._learn_rights()
+            self._take_back(read_queue(self.slurm.run), now)
+        except DeepLinkError as problem:
+            log.info("nodes hinted by name are not looked after in this round: %s", problem)
+            self._next = self.clock.monotonic() + AGAIN_S
+            self._tell(well=False)
+        else:
+            self._tell(well=True)
+
+    def _learn_rights(self) -> None:
+        if self._user is None:
+            self._rights = changes_all_jobs(self.slurm)
+            self._user = me()
+
+    def unable(self) -> None:
+        """Say that nothing is looked after now."""
+        self._tell(well=False)
+
+    def _tell(self, *, well: bool) -> None:
+        if self._user is not None:
+            self.serves(BINDINGS if self._rights else bindings_of(self._user), well)
+
+    def _take_back(self, queue: list[Row], now: float) -> None:
+        bound = {row.label: row for row in queue if row.wished and (self._rights or row.user == self._user)}
+        self._since = {label: self._since.get(label, now) for label in bound}
+        self._refusals = {label: count for label, count in self._refusals.items() if label in bound}
+        ends = self.clock.monotonic() + ROUND_S
+        for label, row in bound.items():
+            if self.clock.monotonic() >= ends:
+                break
+            if is_due(row.reason, now - self._since[label]) and self._refusals.get(label, 0) < MOST_REFUSALS:
+                self._release(row)
+
+    def _release(self, row: Row) -> None:
+        try:
+            self.slurm.update_job(row.address, **taking_back(row.comment))
+        except DeepLinkError as refused:
+            if is_unanswered(refused):
+                raise
+            self._refusals[row.label] = self._refusals.get(row.label, 0) + 1
+            self.say(
+                f"job {row.label} waits for the nodes hinted for it, and they cannot be taken off it: {refused}"
+            )
+        else:
+            self.say(
+                f"job {row.label} may start on any nodes: those hinted for it hold it ({row.reason or 'unseen'})"
+            )
+
+
+def changes_all_jobs(slurm: Slurm) -> bool:
+    """Whether Slurm lets us change the jobs of all users."""
+    if os.getuid() == 0:
+        return True
+    said = slurm.run(["scontrol", "show", "config"])
+    if re.search(rf"^SlurmUser\s*=.*\({os.getuid()}\)\s*$", said, re.MULTILINE):
+        return True
+    if parse_settings(said).text("AccountingStorageType") in NO_ACCOUNTING:
+        return False  # no one else has rights
+    asked = ["sacctmgr", "-n", "-P", "show", "user", me(), "format=AdminLevel"]
+    try:
+        level = slurm.run(asked, timeout_s=ACCOUNTING_S)
+    except CommandMissingError:
+        return False
+    return level.strip().lower().startswith(_OPERATORS)

@@ -59,7 +59,7 @@ class ClusterAnswers:
 
 
 class Observer:
-    """Sees the cluster for the watchdog. One thread only, but for what `SlurmRecords` has."""
+    """Sees the cluster for the watchdog. One thread only, but for what the server asks."""
 
     def __init__(
         self,

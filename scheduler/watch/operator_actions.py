@@ -40,11 +40,7 @@ from deeplink.scheduler.watch.operator_requests import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deeplink.core.clock import Clock
     from deeplink.core.metrics import WatchMetrics
-    from deeplink.scheduler.journal.journal import Journal
-    from deeplink.scheduler.journal.operations import OperationLog
-    from deeplink.scheduler.slurm.client import Slurm
     from deeplink.scheduler.watch.operator_plan import OperatorPlanner
 
 WAIT_S = 10.0  # how long a caller waits for the end of what he asked for
@@ -60,13 +56,6 @@ _ENDED = ("CANCELLED", "COMPLETING", GONE)
 
 class TooManyOperationsError(DeepLinkError):
     """More is asked for than is done at once, or than one person may ask for in a minute."""
-
-
-def request_in(record: OperationRecord) -> OperatorRequest:
-    """Return the request that is on record."""
-    verb = OperatorVerb(record.verb)
-    fields = {"nodes": record.nodes, "why": record.why, "force": bool(record.force)}
-    return OperatorRequest(verb=verb, target=record.target, **fields)  # type: ignore[arg-type] # by name
 
 
 def _has_effect(plan: OperatorPlan, reason: str) -> bool:
@@ -90,10 +79,6 @@ class OperatorActor:
     """Runs the commands that operators ask for. `submit` is for any thread, `work` for the loop's alone."""
 
     planner: OperatorPlanner
-    slurm: Slurm
-    journal: Journal
-    log: OperationLog
-    clock: Clock
     metrics: WatchMetrics
     say: Callable[[str], None]
     wake: Callable[[], None]  # has the loop come round now
@@ -125,7 +110,7 @@ class OperatorActor:
         wait_s: float = WAIT_S,
     ) -> OperationRecord:
         """Have a request done, once for each name of it; return how it stands after `wait_s` at the latest."""
-        known = self.log.of(check_request(name))
+        known = self.planner.log.of(check_request(name))
         if known is None:
             if not request.why:
                 raise OperationError("why? The reason is written down with what is done")
@@ -138,11 +123,11 @@ class OperatorActor:
             raise OperationError(f"request {name} was something else", remedy="Make a new id for each request.")
         with self._ended:
             self._ended.wait_for(lambda: name not in self._open, wait_s if known.is_open else 0.0)
-        return self.log.of(name) or known
+        return self.planner.log.of(name) or known
 
     def _count(self, person: str) -> None:
         with self._ended:
-            now = self.clock.monotonic()
+            now = self.planner.clock.monotonic()
             for name, when in list(self._asked.items()):
                 while when and now - when[0] >= 60.0:  # noqa: PLR2004 - a minute
                     when.popleft()
@@ -166,14 +151,14 @@ class OperatorActor:
             via=via,
             saw=saw,
             commands=tuple(map(shlex.join, plan.commands)),
-            asked_unix=self.clock.unix(),
+            asked_unix=self.planner.clock.unix(),
         )
         with self._ended:
             if len(self._open) >= MOST_OPEN:
                 raise TooManyOperationsError(f"{MOST_OPEN} actions are under way")
-            known = self.log.of(name)
+            known = self.planner.log.of(name)
             if known is None:
-                known = self.log.begin(record)
+                known = self.planner.log.begin(record)
                 self._open[name] = record
         self.wake()
         return known
@@ -189,7 +174,7 @@ class OperatorActor:
             except JournalError:
                 raise  # nothing is done that cannot be written down
             except CommandTimeoutError as problem:  # Slurm may answer yet
-                if self.clock.unix() - record.asked_unix > LONGEST_S:
+                if self.planner.clock.unix() - record.asked_unix > LONGEST_S:
                     self._end(record, FAILED, str(problem))
             except DeepLinkError as problem:
                 self._end(record, FAILED, str(problem))
@@ -200,7 +185,7 @@ class OperatorActor:
         if self._begun:
             return
         with self._ended:
-            before = {record.request: record for record in self.log.unfinished()}
+            before = {record.request: record for record in self.planner.log.unfinished()}
             self._taken_up = before.keys() - self._open.keys()
             self._open = {**before, **self._open}
         self._note_pause()
@@ -215,16 +200,26 @@ class OperatorActor:
         verb = OperatorVerb(record.verb)
         if verb in OF_DATASETS:
             self._move(record)
-        elif verb is OperatorVerb.REQUEUE and self.journal.action(_key(record)):
+        elif verb is OperatorVerb.REQUEUE and self.planner.journal.action(_key(record)):
             self._follow_restart(record)
         elif record.request in self._sent:
             self._await_effect(record)
         else:
             self._start(record)
 
+    def _planned(self, record: OperationRecord) -> OperatorPlan:
+        request = OperatorRequest(
+            verb=OperatorVerb(record.verb),
+            target=record.target,
+            nodes=record.nodes,
+            why=record.why,
+            force=bool(record.force),
+        )
+        return self.planner.plan(request, record.person)
+
     def _checked(self, record: OperationRecord) -> OperatorPlan | None:
         """Return the plan as it is now; None, and the end is written, where it is not what was agreed to."""
-        plan = self.planner.plan(request_in(record), record.person)
+        plan = self._planned(record)
         if record.request in self._taken_up and _has_effect(plan, reason_of(record.person, record.why)):
             self._end(record, DONE, "done before the watchdog was started again")
             return None
@@ -246,10 +241,10 @@ class OperatorActor:
         if not plan.commands:
             self._end(record, DONE, f"{record.verb}, by {record.person}")
             return
-        self._sent[record.request] = self.clock.monotonic()
+        self._sent[record.request] = self.planner.clock.monotonic()
         try:
             for argv in plan.commands:
-                self.slurm.run(list(argv))
+                self.planner.slurm.run(list(argv))
         except CommandError as refused:
             self._end(record, FAILED, f"Slurm refused: {refused.stderr.strip() or refused}")
         except CommandTimeoutError:
@@ -258,17 +253,17 @@ class OperatorActor:
             self._await_effect(record)
 
     def _await_effect(self, record: OperationRecord) -> None:
-        plan = self.planner.plan(request_in(record), record.person)
+        plan = self._planned(record)
         if _has_effect(plan, reason_of(record.person, record.why)):
             self._end(record, DONE, "Slurm shows it")
-        elif self.clock.monotonic() - self._sent[record.request] > SETTLE_S:
+        elif self.planner.clock.monotonic() - self._sent[record.request] > SETTLE_S:
             self._end(record, FAILED, f"{SETTLE_S:.0f} s after the command Slurm still shows {plan.saw}")
 
     # A restart is the watchdog's own action, with all its care for nodes that do not answer.
 
     def _restart(self, record: OperationRecord) -> None:
-        row = self.slurm.job(JobAddress.of_label(record.target))
-        known = self.journal.job(row.id)
+        row = self.planner.slurm.job(JobAddress.of_label(record.target))
+        known = self.planner.journal.job(row.id)
         newest = known.newest.attempt if known else Attempt(row.id, row.restarts, 0)
         action = ActionRecord(
             key=_key(record),
@@ -277,16 +272,16 @@ class OperatorActor:
             attempt=newest if newest.restart == row.restarts else Attempt(row.id, row.restarts, 0),
             node=None,
             reason=record.why,
-            began_unix=self.clock.unix(),
+            began_unix=self.planner.clock.unix(),
         )
-        self.journal.begin_action(action)
+        self.planner.journal.begin_action(action)
 
     def _follow_restart(self, record: OperationRecord) -> None:
-        action = self.journal.action(_key(record))
+        action = self.planner.journal.action(_key(record))
         if action and action.done_unix:
             gave_up = action.result.startswith("gave up")
             self._end(record, FAILED if gave_up else DONE, action.result)
-        elif self.clock.unix() - record.asked_unix > LONGEST_REQUEUE_S:
+        elif self.planner.clock.unix() - record.asked_unix > LONGEST_REQUEUE_S:
             self._end(record, FAILED, "not done in time")
 
     # Moving shards takes minutes: a thread of its own, one move at a time.
@@ -318,11 +313,11 @@ class OperatorActor:
         self.wake()
 
     def _end(self, record: OperationRecord, outcome: str, result: str) -> None:
-        now = self.clock.unix()
-        self.log.end(record.request, outcome, result, now)
+        now = self.planner.clock.unix()
+        self.planner.log.end(record.request, outcome, result, now)
         if outcome == DONE and record.verb in ACKNOWLEDGEMENTS:
             word = "acknowledged" if record.verb == OperatorVerb.ACKNOWLEDGE else "opened again"
-            self.journal.record_moment(record.target, now, f"{word} by {record.person}: {record.why}")
+            self.planner.journal.record_moment(record.target, now, f"{word} by {record.person}: {record.why}")
         if record.verb in PAUSES:
             self._note_pause()
         with self._ended:
@@ -334,7 +329,7 @@ class OperatorActor:
         self.say(f"operator {record.person}: {record.verb} {record.target} ({record.why}): {outcome}: {result}")
 
     def _note_pause(self) -> None:
-        stands = standing(self.log, PAUSES, WATCHDOG)
+        stands = standing(self.planner.log, PAUSES, WATCHDOG)
         self._paused = f"{stands.person}: {stands.why}" if stands else ""
         self.metrics.acting.set(self.planner.acts and not stands)
 

@@ -6,12 +6,13 @@ import hashlib
 import json
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.finding import Severity
 from deeplink.core.text import counted, sized
+from deeplink.scheduler.journal.operations import OperationLog
 from deeplink.scheduler.recovery.evidence import TAG
 from deeplink.scheduler.slurm.client import JobVanishedError
 from deeplink.scheduler.slurm.command import CommandError, Process, begun, ended, kill_group
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from deeplink.core.clock import Clock
     from deeplink.core.types import NodeName
     from deeplink.scheduler.journal.journal import Journal
-    from deeplink.scheduler.journal.operations import OperationLog, OperationRecord
+    from deeplink.scheduler.journal.operations import OperationRecord
     from deeplink.scheduler.liveness.probe import Prober
     from deeplink.scheduler.slurm.client import Slurm
     from deeplink.scheduler.slurm.command import Finished
@@ -90,11 +91,15 @@ class OperatorPlanner:
 
     slurm: Slurm
     journal: Journal
-    log: OperationLog
     prober: Prober
     clock: Clock
-    run: LongRunner
     acts: bool  # or it only observes
+    run: LongRunner = field(default_factory=LongRunner)
+
+    @property
+    def log(self) -> OperationLog:
+        """What people asked for."""
+        return OperationLog(self.journal)
 
     def plan(self, request: OperatorRequest, person: str) -> OperatorPlan:
         """Return what would be done now; raises `CommandTimeoutError` where Slurm does not answer."""
@@ -107,12 +112,10 @@ class OperatorPlanner:
             made = self._dataset(request, person)
         else:
             made = self._record(request)
-        if not self.acts and verb not in OF_INCIDENTS:
-            refused = "this watchdog only observes: it was not started with --act"
-            return replace(
-                made, refused=made.refused or refused, remedy=made.remedy or "Run the command yourself."
-            )
-        return made
+        if self.acts or verb in OF_INCIDENTS:
+            return made
+        refused = made.refused or "this watchdog only observes: it was not started with --act"
+        return replace(made, refused=refused, remedy=made.remedy or "Run the command yourself.")
 
     # Nodes.
 
@@ -135,15 +138,14 @@ class OperatorPlanner:
         return self._resumed(plan, row)
 
     def _resumed(self, plan: OperatorPlan, row: NodeRow) -> OperatorPlan:
-        ill = self._findings(row.name)
-        problem, remedy = "", "With force it is resumed all the same."
+        remedy = "With force it is resumed all the same."
         if not self._is_ours(row):
             problem = f"not we took node {row.name} out of service but {row.reason_by or 'Slurm'}: "
             problem += row.reason or "no reason given"
             remedy = f"Ask {row.reason_by or 'who did'}. {remedy}"
-        elif ill:
+        elif ill := self._findings(row.name):
             problem = f"the checks of node {row.name} still find: {ill}"
-        if not problem:
+        else:
             return plan
         if plan.request.force:
             return replace(plan, remarks=(*plan.remarks, problem))
@@ -153,9 +155,9 @@ class OperatorPlanner:
         try:
             found = self.slurm.nodes([name])
         except CommandError as refused:
-            if "not found" in refused.stderr + str(refused):
-                raise OperationError(f"Slurm knows no node {name}", remedy="`sinfo -N` lists them.") from refused
-            raise
+            if "not found" not in refused.stderr + str(refused):
+                raise
+            found = []
         if len(found) != 1:
             raise OperationError(f"Slurm knows no node {name}", remedy="`sinfo -N` lists them.")
         return found[0]

@@ -117,46 +117,35 @@ class Requeuer:
 
     def commands(self, row: JobRow, exclude: Sequence[NodeName]) -> list[list[str]]:
         """Return the commands that will be executed, as far as can be said beforehand."""
-        changes = self._release(row, exclude)
-        fields = [f"{key}={value}" for key, value in changes.items()]
+        changes: dict[str, str] = {}
+        if exclude:
+            place = self.slurm.place(row.id)
+            required = required_without(replace(place, nodes=max(place.nodes, len(row.nodes))), {*exclude})
+            changes = release_changes(place, {*place.excluded, *exclude}, required)
+        fields = [f"{key}={value}" for key, value in {**changes, "StartTime": "now"}.items()]
         release = ["scontrol", "update", f"jobid={row.address}", *fields]
         first = [] if row.state is JobState.PENDING else [["scontrol", "requeue", str(row.address)]]
         return [*first, release]
 
-    def _release(self, row: JobRow, exclude: Sequence[NodeName]) -> dict[str, str]:
-        """Return the changes that let a requeued job start, on other nodes than those to exclude."""
-        if not exclude:
-            return {"StartTime": "now"}
-        place = self.slurm.place(row.id)
-        required = required_without(replace(place, nodes=max(place.nodes, len(row.nodes))), {*exclude})
-        changes = release_changes(place, {*place.excluded, *exclude}, required)
-        return {**changes, "StartTime": "now"}
-
     def requeue(self, row: JobRow, exclude: Sequence[NodeName]) -> Requeued:
         """Requeue the job, wait until it is PENDING, exclude nodes, clear the hold, and see what becomes of it."""
-        began = self.clock.monotonic()
+        began, now = self.clock.monotonic(), row
+        attempt = Attempt(row.id, row.restarts, 0)
         action = ActionRecord(
-            key=f"requeue-{row.id}",
-            incident="",
-            remedy=Remedy.RESTART,
-            attempt=Attempt(row.id, row.restarts, 0),
-            node=None,
-            exclude=tuple(exclude),
-            began_unix=self.clock.unix(),
+            key="", incident="", remedy=Remedy.RESTART, attempt=attempt, node=None, exclude=tuple(exclude)
         )
-        now = row
         while self.clock.monotonic() - began < self.wait_s:
             try:
                 now = self.slurm.job(row.address)
             except JobVanishedError:
                 raise _refused(row.label, "Slurm does not know it any more", "Submit it again.") from None
-            step = next_command(action, self._facts(now, row.restarts))
-            if done := self._done(now, row, step.step, self.clock.monotonic() - began):
+            next_ = next_command(action, self._facts(now, row.restarts))
+            if done := self._done(now, row, next_.step, self.clock.monotonic() - began):
                 return done
-            if step.step is RecoveryStep.GIVE_UP or now.state.final:
-                raise _refused(row.label, step.why, "Nothing more was done.")
-            if step.step in {RecoveryStep.REQUEUE, RecoveryStep.RELEASE}:
-                self._send(step.step, row, exclude)
+            if next_.step is RecoveryStep.GIVE_UP or now.state.final:
+                raise _refused(row.label, next_.why, "Nothing more was done.")
+            if next_.step in {RecoveryStep.REQUEUE, RecoveryStep.RELEASE}:
+                self._send(next_.step, row, exclude)
             else:
                 self.clock.sleep(TICK_S)
         remedy = f"`deeplink status {row.label}` tells more."
@@ -177,16 +166,14 @@ class Requeuer:
 
     def _done(self, now: JobRow, before: JobRow, step: RecoveryStep, took_s: float) -> Requeued | None:
         released = self._sent.get(RecoveryStep.RELEASE)
-        if step is RecoveryStep.DONE and now.restarts > before.restarts and not now.state.final:
-            return Requeued(running=True, nodes=now.nodes, reason="", took_s=took_s)
-        if now.state is JobState.RUNNING and before.state is JobState.PENDING and released is not None:
+        again = step is RecoveryStep.DONE and now.restarts > before.restarts and not now.state.final
+        let_go = now.state is JobState.RUNNING and before.state is JobState.PENDING and released is not None
+        if again or let_go:
             return Requeued(running=True, nodes=now.nodes, reason="", took_s=took_s)
         if now.state is not JobState.PENDING or released is None:
             return None
-        waited = self.clock.monotonic() - released
-        if step in {RecoveryStep.RELAX, RecoveryStep.DONE} or (
-            waited >= QUEUED_S and now.reason not in {"", "BeginTime"}
-        ):
+        queued = self.clock.monotonic() - released >= QUEUED_S and now.reason not in {"", "BeginTime"}
+        if queued or step in {RecoveryStep.RELAX, RecoveryStep.DONE}:
             return Requeued(running=False, nodes=(), reason=in_words(now.reason), took_s=took_s)
         return None
 
@@ -195,8 +182,7 @@ class Requeuer:
             self.say(f"scontrol requeue {row.address}")
             self.slurm.requeue(row.address)
         else:
-            fields = self._release(row, exclude)
-            said = " ".join(f"{key}={value}" for key, value in fields.items())
-            self.say(f"scontrol update jobid={row.address} {said}")
-            self.slurm.update_job(row.address, **fields)
+            release = self.commands(row, exclude)[-1]
+            self.say(" ".join(release))
+            self.slurm.run(release)
         self._sent[step] = self.clock.monotonic()

@@ -1,14 +1,12 @@
-"""Takes launchers' heartbeats and standing agents' reports over gRPC; keeps them before they are answered."""
+"""Takes heartbeats, reports and operators' requests over gRPC; what is reported is kept before it is answered."""
 
 from __future__ import annotations
 
 import contextlib
-import hmac
-import os
-import pwd
+import shlex
 import threading
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health
@@ -16,12 +14,9 @@ from typing_extensions import override
 
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.finding import Finding, Severity
-from deeplink.core.types import NodeName
-from deeplink.rpc.channel import attempt_from_wire, bound_server
-from deeplink.rpc.tokens import TOKEN_HEADER
+from deeplink.rpc.channel import bound_server
 from deeplink.scheduler.journal.journal import JournalError
 from deeplink.scheduler.liveness.heartbeats import beat_from_wire, finding_from_wire, node_from_wire
-from deeplink.scheduler.liveness.watchdog_client import job_statement, node_statement, operator_statement
 from deeplink.scheduler.recovery.evidence import SLURMD
 from deeplink.scheduler.recovery.incident_merging import LONGEST_EVIDENCE
 from deeplink.scheduler.recovery.records import (
@@ -31,229 +26,29 @@ from deeplink.scheduler.recovery.records import (
     RecordError,
     incident_id,
 )
-from deeplink.scheduler.slurm.client import JobVanishedError
-from deeplink.scheduler.slurm.munge import Credential, CredentialError, MungeSocket, decoded
-from deeplink.scheduler.slurm.nodeset import fold
-from deeplink.scheduler.watch.caller_tokens import Caller, TokenMint
+from deeplink.scheduler.watch.authorizer import REFUSAL, aborting, token_in
+from deeplink.scheduler.watch.operator_actions import TooManyOperationsError
+from deeplink.scheduler.watch.operator_requests import UNDO, OperationError, OperatorRequest, check_person
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from deeplink.core.clock import Clock
     from deeplink.core.metrics import WatchMetrics
-    from deeplink.core.types import Attempt
+    from deeplink.core.types import NodeName
     from deeplink.rpc.channel import BoundServer
     from deeplink.scheduler.journal.journal import Journal
     from deeplink.scheduler.liveness.heartbeats import HeartbeatTable
     from deeplink.scheduler.recovery import records
-
-# Decides whose heartbeats and reports the watchdog believes.
-
-
-PROVED_S = 86_400.0  # how long a token lasts that MUNGE was shown for; its holder proves himself again then
-IDENTITY = watch_pb2.DESCRIPTOR.services_by_name["Identity"].full_name
-REFUSAL = (
-    "the call carries no token of this watchdog, or one that has ended. With MUNGE the caller proves himself "
-    "again; else `deeplink watch --mint USER` makes another for watch_token_file"
-)
-_MOST_PROOFS = 4  # proofs checked at once: each asks munged by a process of its own. As many more may wait
-_PROOF_WAIT_S = 1.0
-_MOST_QUESTIONS = 4
-"""Jobs that Slurm is asked for at once: the rest of the server's threads are left to heartbeats of known jobs."""
-
-
-class NotAuthorizedError(DeepLinkError):
-    """A call is not believed, or it cannot be found out whether it is to be."""
-
-    def __init__(self, status: grpc.StatusCode, problem: str) -> None:
-        super().__init__(problem)
-        self.status, self.problem = status, problem
-
-
-class SlurmRecords(Protocol):
-    """Slurm's jobs and nodes. Called from any thread."""
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether Slurm did not answer when it was asked last for its jobs, or was not asked yet."""
-        ...
-
-    def owner(self, job: int) -> str:
-        """Return the user whose job it is, by what Slurm said last; empty where it said nothing of it."""
-        ...
-
-    def asked_owner(self, job: int) -> str:
-        """Ask Slurm whose job it is, for a short time."""
-        ...
-
-    def knows(self, name: NodeName) -> bool:
-        """Return whether Slurm knows a node of this name; True as well while Slurm has not been heard."""
-        ...
-
-    def nodes_at(self, hosts: Collection[str]) -> frozenset[NodeName] | None:
-        """Return the nodes that have one of these host names or addresses; None while Slurm has not been heard."""
-        ...
-
-
-@dataclass(slots=True)
-class Authorizer:
-    """Believes heartbeats of the job's user, and reports on nodes of users who run agents. Thread-safe."""
-
-    mint: TokenMint  # makes and reads the callers' tokens
-    site: SlurmRecords  # whose jobs and which nodes there are
-    journal: Journal  # knows the users of jobs while Slurm does not answer
-    clock: Clock  # time
-    agents: Collection[int] = ()  # users whose standing agents are believed, besides root and the watchdog's own
-    operators: Collection[int] = ()  # users that MUNGE may name as operators, besides the same two
-    _callers: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(2 * _MOST_PROOFS))
-    _proofs: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_MOST_PROOFS))
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _asking: set[int] = field(default_factory=set)
-    _socket: MungeSocket = field(default_factory=MungeSocket)
-
-    def challenge(self) -> str:
-        """Return a nonce for one proof."""
-        return self.mint.nonce(self.clock.unix())
-
-    def prove(self, request: watch_pb2.ProveRequest) -> str:
-        """Return a token for the job or the node that a MUNGE credential speaks for."""
-        if not self.mint.made_lately(request.nonce, self.clock.unix()):
-            raise NotAuthorizedError(grpc.StatusCode.FAILED_PRECONDITION, "the nonce is unknown or too old")
-        attempt = attempt_from_wire(request.attempt)
-        if request.operator:
-            said = operator_statement(request.nonce)
-        elif request.node:
-            said = node_statement(request.node, request.nonce)
-        else:
-            said = job_statement(attempt, request.nonce)
-        credential = self._decoded(request.credential)
-        if not hmac.compare_digest(credential.statement.encode(), said.encode()):
-            raise _denied("the credential was made for something else")
-        if request.operator:
-            if credential.uid not in {0, os.getuid(), *self.operators}:
-                raise _denied(f"user {_name_of(credential.uid)} is no operator (`deeplink watch --operators`)")
-            return self._token(Caller(uid=credential.uid, operator=True))
-        if not request.node:
-            caller = Caller(uid=credential.uid, job=attempt.job, restart=attempt.restart)
-            self._check_owner(caller, attempt)
-            return self._token(caller)
-        origins = self.site.nodes_at(credential.hosts)
-        if origins is None:
-            problem = f"which host is node {request.node}? Slurm has told no nodes yet; try again"
-            raise NotAuthorizedError(grpc.StatusCode.UNAVAILABLE, problem)
-        if origins and request.node not in origins:
-            raise _denied(f"the host of {fold(origins)} cannot report for {request.node}")
-        caller = Caller(uid=credential.uid, node=request.node)
-        self._check_agent(caller, NodeName(request.node))
-        return self._token(caller)
-
-    def owner(self, token: str, attempt: Attempt) -> str:
-        """Return the name of the attempt's user, whose token this is."""
-        return self._check_owner(self._caller(token), attempt)
-
-    def agent(self, token: str, node: NodeName) -> None:
-        """Check that this is the token of a standing agent of this node."""
-        self._check_agent(self._caller(token), node)
-
-    def operator(self, token: str, person: str = "") -> str:
-        """Return the name of the operator whose token this is; the watchdog's own user alone asks for another."""
-        caller = self._caller(token)
-        if not caller.operator:
-            raise _denied(f"the token of {_name_of(caller.uid)} is no operator's")
-        name = _name_of(caller.uid)
-        if person not in {"", name} and caller.uid not in {0, os.getuid()}:
-            problem = f"{name} asks in the name of another: for that a console needs the credential of the "
-            raise _denied(f"{problem}watchdog's own user, {_name_of(os.getuid())}")
-        return name
-
-    def is_valid(self, token: str) -> bool:
-        """Return whether a token was made here, and has not ended."""
-        return self.mint.caller(token, self.clock.unix()) is not None
-
-    def _token(self, caller: Caller) -> str:
-        return self.mint.token(caller, self.clock.unix() + PROVED_S)
-
-    def _caller(self, token: str) -> Caller:
-        caller = self.mint.caller(token, self.clock.unix())
-        if caller is None:
-            raise NotAuthorizedError(grpc.StatusCode.UNAUTHENTICATED, REFUSAL)
-        return caller
-
-    def _decoded(self, credential: str) -> Credential:
-        with _held(self._callers, 0.0):
-            socket = self._socket.path()
-            with _held(self._proofs, _PROOF_WAIT_S):
-                try:
-                    return decoded(credential, socket)
-                except CredentialError as refused:
-                    if self._socket.is_known:
-                        raise _denied(str(refused)) from refused
-                    raise NotAuthorizedError(grpc.StatusCode.UNAVAILABLE, str(refused)) from refused
-                except DeepLinkError as problem:
-                    raise NotAuthorizedError(grpc.StatusCode.UNAVAILABLE, str(problem)) from problem
-
-    def _check_owner(self, caller: Caller, attempt: Attempt) -> str:
-        owner = self.site.owner(attempt.job)
-        if not owner and self.site.is_silent:
-            owner = self._recorded_owner(attempt.job)
-        owner = owner or self._asked_owner(attempt.job)
-        if not caller.speaks_for(attempt) or owner != _name_of(caller.uid):
-            raise _denied(f"job {attempt.job} is not of user {_name_of(caller.uid)}")
-        return owner
-
-    def _recorded_owner(self, job: int) -> str:
-        record = self.journal.job(job)
-        return record.user if record else ""
-
-    def _asked_owner(self, job: int) -> str:
-        with self._lock:
-            if job in self._asking or len(self._asking) >= _MOST_QUESTIONS:
-                problem = f"whose job is {job}? Slurm is asked already; try again"
-                raise NotAuthorizedError(grpc.StatusCode.UNAVAILABLE, problem)
-            self._asking.add(job)
-        try:
-            return self.site.asked_owner(job)
-        except JobVanishedError as unknown:
-            raise _denied(str(unknown)) from unknown
-        except DeepLinkError as problem:
-            owner = self._recorded_owner(job)
-            if not owner:
-                said = f"whose job is {job}? {problem}"
-                raise NotAuthorizedError(grpc.StatusCode.UNAVAILABLE, said) from problem
-            return owner
-        finally:
-            with self._lock:
-                self._asking.discard(job)
-
-    def _check_agent(self, caller: Caller, node: NodeName) -> None:
-        if caller.uid not in {0, os.getuid(), *self.agents} or not caller.speaks_for_node(node):
-            raise _denied(f"user {_name_of(caller.uid)} does not report for node {node}")
-
-
-@contextlib.contextmanager
-def _held(places: threading.Semaphore, wait_s: float) -> Iterator[None]:
-    if not places.acquire(timeout=wait_s):
-        raise NotAuthorizedError(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many proofs at once; try again")
-    try:
-        yield
-    finally:
-        places.release()
-
-
-def _denied(problem: str) -> NotAuthorizedError:
-    return NotAuthorizedError(grpc.StatusCode.PERMISSION_DENIED, problem)
-
-
-def _name_of(uid: int) -> str:
-    """Return what Slurm calls a user here: the name, or the number where there is none."""
-    with contextlib.suppress(KeyError):
-        return pwd.getpwuid(uid).pw_name
-    return str(uid)
-
+    from deeplink.scheduler.watch.authorizer import Authorizer
+    from deeplink.scheduler.watch.operator_actions import OperatorActor
 
 SERVICE = watch_pb2.DESCRIPTOR.services_by_name["Watch"].full_name
+IDENTITY = watch_pb2.DESCRIPTOR.services_by_name["Identity"].full_name
 OPERATIONS = watch_pb2.DESCRIPTOR.services_by_name["Operations"].full_name
+MOST_CALLS = 4
+"""Requests looked at, or waited for, at once: the rest of the server's threads are left to heartbeats."""
 
 
 class WatchServicer(watch_pb2_grpc.WatchServicer):
@@ -390,23 +185,91 @@ class IdentityServicer(watch_pb2_grpc.IdentityServicer):
             return watch_pb2.ProveReply(token=self._authorizer.prove(request))
 
 
-@contextlib.contextmanager
-def aborting(context: grpc.ServicerContext) -> Iterator[None]:
-    """End a call that is not believed with the status that says so."""
-    try:
-        yield
-    except NotAuthorizedError as refused:
-        context.abort(refused.status, str(refused))
+class OperationsServicer(watch_pb2_grpc.OperationsServicer):
+    """Answers operators. Thread-safe.
+
+    INVALID_ARGUMENT where a request cannot be understood, RESOURCE_EXHAUSTED where there are too many, UNAVAILABLE
+    where Slurm or the journal does not answer.
+    """
+
+    def __init__(self, actor: OperatorActor, authorizer: Authorizer) -> None:
+        self._actor, self._authorizer = actor, authorizer
+        self._places = threading.Semaphore(MOST_CALLS)
+
+    @override
+    def Plan(self, request: watch_pb2.OperationRequest, context: grpc.ServicerContext) -> watch_pb2.OperationPlan:
+        """Return what would be done now, and the commands."""
+        person, _ = self._persons(request, context)
+        with self._answering(context):
+            plan = self._actor.planner.plan(_asked(request), person)
+        return watch_pb2.OperationPlan(
+            commands=list(map(shlex.join, plan.commands)),
+            saw=plan.saw,
+            undo=plan.undo,
+            remarks=plan.remarks,
+            refused=plan.refused,
+            remedy=plan.remedy,
+        )
+
+    @override
+    def Act(self, request: watch_pb2.OperationRequest, context: grpc.ServicerContext) -> watch_pb2.OperationReply:
+        """Have it done, and return how it stands after a while."""
+        person, via = self._persons(request, context)
+        with self._answering(context):
+            asked = _asked(request)
+            record = self._actor.submit(request.request, asked, request.saw, person, via=via)
+        return watch_pb2.OperationReply(
+            outcome=record.outcome,
+            result=record.result,
+            undo=UNDO.get(asked.verb, ""),
+            asked_unix=record.asked_unix,
+            done_unix=record.done_unix,
+            commands=record.commands,
+        )
+
+    @override
+    def Role(self, request: watch_pb2.RoleRequest, context: grpc.ServicerContext) -> watch_pb2.RoleReply:
+        """Return the operator's name, and whether the watchdog acts."""
+        with aborting(context):
+            user = self._authorizer.operator(token_in(context))
+        return watch_pb2.RoleReply(user=user, acting=self._actor.planner.acts, paused=self._actor.paused)
+
+    def _persons(self, request: watch_pb2.OperationRequest, context: grpc.ServicerContext) -> tuple[str, str]:
+        """Return who asks, and whose token it is where that is another."""
+        with aborting(context):
+            user = self._authorizer.operator(token_in(context), request.person)
+        if request.person in {"", user}:
+            return user, ""
+        with self._answering(context):
+            return check_person(request.person), user
+
+    @contextlib.contextmanager
+    def _answering(self, context: grpc.ServicerContext) -> Iterator[None]:
+        if not self._places.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests at once; try again")
+        try:
+            yield
+        except OperationError as problem:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, _said(problem))
+        except TooManyOperationsError as problem:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, _said(problem))
+        except DeepLinkError as problem:
+            context.abort(grpc.StatusCode.UNAVAILABLE, _said(problem))
+        finally:
+            self._places.release()
 
 
-def token_in(context: grpc.ServicerContext) -> str:
-    """Return the token that a call carries; empty where it carries none."""
-    return str(dict(context.invocation_metadata() or ()).get(TOKEN_HEADER, ""))
+def _asked(request: watch_pb2.OperationRequest) -> OperatorRequest:
+    return OperatorRequest.of(
+        request.verb, request.target, nodes=request.nodes, why=request.why, force=request.force
+    )
 
 
-def watch_server(
-    bind: str, servicer: WatchServicer, operations: watch_pb2_grpc.OperationsServicer | None = None
-) -> BoundServer:
+def _said(problem: DeepLinkError) -> str:
+    return f"{problem}. {problem.remedy}" if problem.remedy else str(problem)
+
+
+def watch_server(bind: str, servicer: WatchServicer, operations: OperationsServicer | None = None) -> BoundServer:
     """Return a server bound to `bind`, not yet serving; every call needs a token of the servicer's."""
 
     def register(server: grpc.Server) -> tuple[str, ...]:

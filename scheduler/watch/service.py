@@ -18,22 +18,19 @@ from deeplink.core.metrics import WatchMetrics
 from deeplink.core.metrics_server import serve_metrics
 from deeplink.rpc.channel import allow_descriptors
 from deeplink.scheduler.journal.journal import Journal
-from deeplink.scheduler.journal.operations import OperationLog
 from deeplink.scheduler.journal.standby import emergency_of
 from deeplink.scheduler.liveness.heartbeats import HeartbeatTable
 from deeplink.scheduler.liveness.probe import TcpProber
 from deeplink.scheduler.recovery.evidence import WatchPolicy
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandMissingError, run
-from deeplink.scheduler.watch.actor import Actor
-from deeplink.scheduler.watch.bindings import Bindings
-from deeplink.scheduler.watch.caller_tokens import TokenMint
-from deeplink.scheduler.watch.notify.notifier import beating, notifying
+from deeplink.scheduler.watch.actor import Actor, Bindings
+from deeplink.scheduler.watch.authorizer import Authorizer, TokenMint
+from deeplink.scheduler.watch.notify.notifier import notifying
 from deeplink.scheduler.watch.observer import COMMAND_S, Observer
 from deeplink.scheduler.watch.operator_actions import OperatorActor
-from deeplink.scheduler.watch.operator_plan import LongRunner, OperatorPlanner
-from deeplink.scheduler.watch.operator_server import OperationsServicer
-from deeplink.scheduler.watch.server import Authorizer, WatchServicer, watch_server
+from deeplink.scheduler.watch.operator_plan import OperatorPlanner
+from deeplink.scheduler.watch.server import OperationsServicer, WatchServicer, watch_server
 from deeplink.scheduler.watch.watchdog import Daemon, leading
 
 if TYPE_CHECKING:
@@ -102,7 +99,6 @@ def watching(
         metrics = WatchMetrics(CollectorRegistry())
         host = socket.gethostname()
         stack.enter_context(notifying(settings.channels, journal, clock, metrics, host, _cluster_name()))
-        stack.enter_context(beating(settings.channels, journal, clock, metrics, host))
         slurm, heartbeats = Slurm(run=partial(run, timeout_s=COMMAND_S)), HeartbeatTable(alarm)
         observer = Observer(
             slurm=slurm,
@@ -120,27 +116,12 @@ def watching(
             metrics=metrics,
             say=say,
         )
-        mint, log = TokenMint(settings.secret), OperationLog(journal)
+        mint = TokenMint(settings.secret)
         authorizer = Authorizer(mint, observer, journal, clock, settings.agents, settings.operators)
         planner = OperatorPlanner(
-            slurm=slurm,
-            journal=journal,
-            log=log,
-            prober=TcpProber(clock),
-            clock=clock,
-            run=LongRunner(),
-            acts=settings.act,
+            slurm=slurm, journal=journal, prober=TcpProber(clock), clock=clock, acts=settings.act
         )
-        operators = OperatorActor(
-            planner=planner,
-            slurm=slurm,
-            journal=journal,
-            log=log,
-            clock=clock,
-            metrics=metrics,
-            say=say,
-            wake=alarm.set,
-        )
+        operators = OperatorActor(planner=planner, metrics=metrics, say=say, wake=alarm.set)
         stack.callback(operators.close)
         servicer = WatchServicer(journal, heartbeats, clock, metrics, authorizer)
         bound = watch_server(settings.bind, servicer, OperationsServicer(operators, authorizer))

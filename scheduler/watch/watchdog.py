@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from deeplink.core.types import NodeName
     from deeplink.scheduler.journal.journal import Journal
     from deeplink.scheduler.recovery.evidence import Snapshot, WatchPolicy
-    from deeplink.scheduler.watch.actor import Actor
-    from deeplink.scheduler.watch.bindings import Bindings
+    from deeplink.scheduler.watch.actor import Actor, Bindings
     from deeplink.scheduler.watch.observer import Observer
     from deeplink.scheduler.watch.operator_actions import OperatorActor
 

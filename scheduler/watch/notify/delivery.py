@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.text import counted, printable
 from deeplink.rpc.tokens import read_token
-from deeplink.scheduler.journal.incident_json import cost, document, gravity
+from deeplink.scheduler.journal.incident_json import IncidentNews, cost, document, gravity, totals
 from deeplink.scheduler.recovery.records import IncidentOutcome
 from deeplink.scheduler.slurm.command import DEVNULL, TimeoutExpired, kill_group, spawn
 from deeplink.scheduler.watch.notify.channels import Email, Program, Webhook, checked_url
@@ -32,7 +32,6 @@ from deeplink.scheduler.watch.notify.channels import Email, Program, Webhook, ch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from deeplink.scheduler.journal.incident_json import IncidentNews
     from deeplink.scheduler.recovery.records import Incident, JobRecord
     from deeplink.scheduler.watch.notify.channels import Channel
 
@@ -45,6 +44,8 @@ LONGEST_ANSWER = 200
 LONGEST_OWNER = 120
 LONGEST_READ = 4_096
 AGAIN_S = 0.5
+DAY_S = 86_400.0
+MOST_OF_EACH = 8  # lines of a digest about kinds, nodes, jobs and what is open
 KILLED_WAIT_S = 1.0
 
 
@@ -88,40 +89,41 @@ class NewsContext:
 UNKNOWN = NewsContext()
 
 
+def notification(seed: str, subject: str, text: str, host: str, **facts: Any) -> Notification:
+    """Return a message of the watchdog on `host`; those of one seed have one id."""
+    name = hashlib.sha256(seed.encode()).hexdigest()[:32]
+    return Notification(name, subject, text, {"id": name, "text": text, "host": host, **facts})
+
+
 def message(batch: Sequence[IncidentNews], host: str, known: NewsContext = UNKNOWN) -> Notification:
     """Return one message about all news of a batch, told by the watchdog on `host`."""
-    name = hashlib.sha256("\n".join(str(news) for news in batch).encode()).hexdigest()[:32]
     subject = f"DeepLink{f' {known.cluster}' if known.cluster else ''}: {_subject(batch)}"
     lines = [line(news, known) for news in batch[:MOST_LINES]]
     if len(batch) > MOST_LINES:
         lines.append(f"and {len(batch) - MOST_LINES} more: deeplink incidents")
     text = "\n".join(lines if len(batch) == 1 else [_subject(batch), *lines])
-    told = {
-        "id": name,
-        "text": text,
-        "host": host,
-        "cluster": known.cluster,
-        "test": False,
-        "incidents": [
-            {
-                **document(news.incident),
-                "severity": gravity(news.incident).value,
-                **known.facts(news.incident),
-            }
-            for news in batch[:MOST_DOCUMENTS]
-        ],
-        "incidents_left_out": max(0, len(batch) - MOST_DOCUMENTS),
-    }
-    return Notification(name, subject, text, told)
+    documents = [
+        {**document(news.incident), "severity": gravity(news.incident).value, **known.facts(news.incident)}
+        for news in batch[:MOST_DOCUMENTS]
+    ]
+    return notification(
+        "\n".join(map(str, batch)),
+        subject,
+        text,
+        host,
+        cluster=known.cluster,
+        test=False,
+        incidents=documents,
+        incidents_left_out=len(batch) - len(documents),
+    )
 
 
 def trial(host: str, unix: float) -> Notification:
     """Return a message that says it is a test, of the watchdog on `host`."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
-    name = hashlib.sha256(f"test {host} {unix}".encode()).hexdigest()[:32]
     text = f"This is a test of notifications by `deeplink watch` on {host}, {when}. Nothing is wrong."
-    told = {"id": name, "text": text, "host": host, "test": True, "incidents": [], "incidents_left_out": 0}
-    return Notification(name, "DeepLink: a test of notifications", text, told)
+    subject, seed = "DeepLink: a test of notifications", f"test {host} {unix}"
+    return notification(seed, subject, text, host, test=True, incidents=[], incidents_left_out=0)
 
 
 def _subject(batch: Sequence[IncidentNews]) -> str:
@@ -163,6 +165,67 @@ def line(news: IncidentNews, known: NewsContext = UNKNOWN) -> str:
     evidence = printable(incident.evidence)[:LONGEST_EVIDENCE]
     where = f"deeplink incident {incident.number}{f', {link}' if link else ''}"
     return f"{' '.join(words)}{f'. {evidence}' if evidence else ''} ({where})"
+
+
+def latest(at: tuple[int, int], unix: float) -> float:
+    """Return when it was last `at` hour and minute of the day, local time; both in Unix seconds."""
+    for before in (0, 1):
+        now = time.localtime(unix)
+        due = time.mktime((now.tm_year, now.tm_mon, now.tm_mday - before, *at, 0, 0, 0, -1))
+        if due <= unix:
+            return due
+    return unix
+
+
+def digest(
+    incidents: Sequence[Incident], host: str, known: NewsContext, since_unix: float, until_unix: float
+) -> Notification:
+    """Return the message of all incidents between two times; there is at least one."""
+    begun, ended = (time.strftime("%Y-%m-%d %H:%M", time.localtime(unix)) for unix in (since_unix, until_unix))
+    where = f" {known.cluster}" if known.cluster else ""
+    (whole,) = totals(incidents, lambda _incident: "all")
+    healed = whole.incidents - whole.failed - whole.open
+    cost = f", {whole.lost_h:,.2f} rank-hours lost" + (f" ({whole.unknown} not known)" if whole.unknown else "")
+    states = f"{healed} recovered, {whole.failed} failed, {whole.open} open"
+    said = f"{counted(whole.incidents, 'incident')}: {states}{cost}"
+    lines = [f"{begun} to {ended}, {said}"]
+    parts: tuple[tuple[str, Callable[[Incident], str]], ...] = (
+        ("By kind", lambda one: str(one.kind)),
+        ("By node", lambda one: str(one.node or "")),
+        ("By job", lambda one: f"{one.job} ({known.owner(one)})" if known.owner(one) else one.job),
+    )
+    for title, name in parts:
+        found = [total for total in totals(incidents, name) if total.name]
+        lines += [
+            f"{title}: {total.name}: {total.incidents}, {total.lost_h:,.2f} rank-hours"
+            for total in found[:MOST_OF_EACH]
+        ]
+        if len(found) > MOST_OF_EACH:
+            lines.append(f"{title}: and {len(found) - MOST_OF_EACH} more")
+    opened = [one for one in incidents if one.outcome is IncidentOutcome.OPEN]
+    lines += [f"Still open: {line(IncidentNews(one), known)}" for one in opened[:MOST_OF_EACH]]
+    text = "\n".join(lines)
+    facts = {
+        "since": since_unix,
+        "until": until_unix,
+        "incidents": whole.incidents,
+        "recovered": healed,
+        "failed": whole.failed,
+        "open": whole.open,
+        "lost_rank_hours": whole.lost_h,
+        "cost_unknown": whole.unknown,
+    }
+    return notification(
+        f"digest {host} {since_unix} {until_unix}",
+        f"DeepLink{where}: the day: {said}",
+        text,
+        host,
+        cluster=known.cluster,
+        test=False,
+        digest=facts,
+        incidents=[],
+        incidents_left_out=whole.incidents,
+    )
 
 
 # One try to deliver a message: in bounded time, and what is said of a failure holds no URL and no password.

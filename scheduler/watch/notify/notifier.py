@@ -6,40 +6,47 @@ that is killed goes on where it was, and what was told is not told again (unless
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from deeplink.core.errors import DeepLinkError
-from deeplink.scheduler.journal.incident_json import IncidentNews, gravity
+from deeplink.scheduler.journal.incident_json import HOUR_S, Gravity, IncidentNews, cost, gravity
 from deeplink.scheduler.journal.journal import JournalError
-from deeplink.scheduler.recovery.records import IncidentOutcome
+from deeplink.scheduler.recovery.records import BLAMELESS, IncidentKind, IncidentOutcome
 from deeplink.scheduler.watch.notify.channels import Pacer, Turn
-from deeplink.scheduler.watch.notify.daily_digest import DAY_S, digest, latest
 from deeplink.scheduler.watch.notify.delivery import (
+    DAY_S,
     MOST_DOCUMENTS,
     NewsContext,
     Notification,
     NotSentError,
+    digest,
+    latest,
+    line,
     message,
+    notification,
     sender,
 )
-from deeplink.scheduler.watch.notify.incident_metrics import IncidentCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from deeplink.core.clock import Clock
     from deeplink.core.metrics import WatchMetrics
+    from deeplink.core.types import Attempt
     from deeplink.scheduler.journal.journal import Journal
+    from deeplink.scheduler.recovery.records import Incident
     from deeplink.scheduler.watch.notify.channels import Channel
 
 
 log = logging.getLogger(__name__)
+incident_log = logging.getLogger(f"{__name__}.incidents")
+incident_log.setLevel(logging.INFO)  # every incident is a line, also where nobody asked for more
 
 SOONEST_S = 0.5
 LOOK_S = 15.0  # a channel looks for news so often even when no one says that there is some
@@ -49,6 +56,15 @@ MOST_NEWS = 500
 CLOSE_S = 2.0
 LATE_S = 3_600.0  # a watchdog that begins so long after the digest was due leaves it out
 MOST_DAYS_S, MOST_DIGESTED = 7 * DAY_S, 2_000
+PULSE, BEAT_S, CALL_S = "~pulse", 10.0, 60.0
+LOOP_LATE_S, CHANNEL_LATE_S = 30.0, 300.0
+COUNTED = "~metrics"
+"""What the journal calls the channel of metrics and log lines: no name that a site's channel may have."""
+COUNT_S, NODES_S, LAST_S = 10.0, 60.0, 7 * 86_400.0
+MOST_NODES, MOST_ATTEMPTS, MOST_READ = 200, 1_000, 5_000
+_LEVELS = {Gravity.INFO: logging.INFO, Gravity.WARNING: logging.WARNING, Gravity.CRITICAL: logging.ERROR}
+_NOT_THE_NODE = BLAMELESS | {IncidentKind.SWITCH_SUSPECT, IncidentKind.AGENTS_SILENT, IncidentKind.NODE_BACK}
+_KNOWN = frozenset(kind.value for kind in IncidentKind)
 
 Key = tuple[str, str]
 
@@ -75,13 +91,8 @@ class Teller:
     _digest: Notification | None = None
 
     def __post_init__(self) -> None:
-        """Begin to keep account of what the channel was told."""
+        """Begin with all messages of a burst."""
         self._pacer = Pacer(self.channel.pace)
-
-    @property
-    def name(self) -> str:
-        """The channel's."""
-        return self.channel.name
 
     def tell(self) -> float:
         """Send what may be sent; return how many seconds there is nothing to do unless there is news."""
@@ -168,7 +179,7 @@ class Teller:
             return
         # Written down before it is sent: whoever goes on after us sends no second one.
         try:
-            before = self.journal.beat(f"digest {self.name}", unix)
+            before = self.journal.beat(f"digest {self.channel.name}", unix)
         except JournalError:
             return  # it is tried again; the rest is told meanwhile
         self._digested = due
@@ -222,139 +233,33 @@ def _until(turn: Turn) -> float:
     return LOOK_S if turn.wait_s is None else min(LOOK_S, max(0.05, turn.wait_s))
 
 
-class Telling(Protocol):
-    """What is told of incidents."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        ...
-
-    def tell(self) -> float:
-        """Go round once; return in how many seconds again, unless there is news."""
-        ...
-
-
-class Notifier:
-    """The threads of all channels."""
-
-    def __init__(self, tellers: Sequence[Telling]) -> None:
-        self._tellers = tellers
-        self._news = [threading.Event() for _ in tellers]
-        self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(
-                target=self._run, args=(teller, news), name=f"deeplink-notify-{teller.name}", daemon=True
-            )
-            for teller, news in zip(tellers, self._news, strict=True)
-        ]
-
-    def start(self) -> None:
-        """Begin to tell."""
-        for thread in self._threads:
-            thread.start()
-
-    def wake(self) -> None:
-        """Say that there is news; does not wait."""
-        for news in self._news:
-            news.set()
-
-    def close(self) -> None:
-        """Stop; a try under way has CLOSE_S to end, what was not told stays in the journal."""
-        self._stop.set()
-        self.wake()
-        end = time.monotonic() + CLOSE_S
-        for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
-
-    def _run(self, teller: Telling, news: threading.Event) -> None:
-        trouble = ""
-        while not self._stop.is_set():
-            news.clear()
-            try:
-                wait_s, said = teller.tell(), ""
-            except DeepLinkError as problem:  # the journal cannot be read
-                wait_s, said = LOOK_S, str(problem)
-            except Exception as problem:
-                # Whatever is wrong with one channel, the others go on, and its metric stands still.
-                wait_s, said = LOOK_S, repr(problem)
-                if said != trouble and not self._stop.is_set():
-                    log.exception("channel %s", teller.name)
-                    trouble = said
-            if said and said != trouble and not self._stop.is_set():  # at the end the journal is closed before us
-                log.warning("channel %s: %s", teller.name, said)
-            trouble = said
-            news.wait(wait_s)
-
-
-@contextmanager
-def notifying(  # noqa: PLR0917 - what it is put together of
-    channels: Sequence[Channel],
-    journal: Journal,
-    clock: Clock,
-    metrics: WatchMetrics,
-    host: str,
-    cluster: Callable[[], str] = str,
-) -> Iterator[Notifier]:
-    """Tell the channels of incidents in `journal` that begin or change from now on, until the end of the block."""
-    tellers = [
-        Teller(
-            channel=channel,
-            journal=journal,
-            send=sender(channel),
-            clock=clock,
-            metrics=metrics,
-            host=host,
-            cluster=cluster,
-        )
-        for channel in channels
-        if not channel.heartbeat
-    ]
-    for teller in tellers:
-        journal.open_channel(teller.channel.name)  # before the first incident of this watchdog
-        metrics.notify_time.labels(teller.channel.name).set(clock.unix())
-    counter = IncidentCounter(journal=journal, clock=clock, metrics=metrics)
-    journal.open_channel(counter.name)
-    notifier = Notifier([*tellers, counter])
-    notifier.start()
-    journal.listen(notifier.wake)
-    try:
-        yield notifier
-    finally:
-        notifier.close()
-
-
-# Whether the watchdog itself is well: its loop goes round, its journal takes writes, its channels take
-# messages.
-
-
-BEAT_S = 10.0
-CALL_S = 60.0
-LOOP_LATE_S = 30.0
-CHANNEL_LATE_S = 300.0
-DEADMAN_CLOSE_S = 1.0
-
-
 @dataclass(slots=True, kw_only=True)
 class DeadmanSwitch:
-    """One round each BEAT_S: writes to the journal, judges, calls. One thread only."""
+    """Calls while the loop goes round, the journal takes writes and the channels messages. One thread only."""
 
     journal: Journal
     clock: Clock
     metrics: WatchMetrics
     channels: Sequence[str]
-    calls: Sequence[tuple[str, Callable[[Notification], None]]]
+    calls: Mapping[str, Callable[[Notification], None]]
     host: str
-    _called: float = field(default=float("-inf"))
+    _called: float = field(init=False)
     _failing: set[str] = field(default_factory=set)
     _wrong: str = ""
     _full: bool = False
 
-    def beat(self) -> None:
+    def __post_init__(self) -> None:
+        """Call nobody at once: first the loop has to come round."""
+        self._called = self.clock.monotonic() - CALL_S + BEAT_S
+
+    def tell(self) -> float:
         """Go round once."""
         self.write()
-        if self.clock.monotonic() - self._called < CALL_S:
-            return
+        if self.clock.monotonic() - self._called >= CALL_S:
+            self._judge()
+        return BEAT_S
+
+    def _judge(self) -> None:
         wrong, before = self.trouble(), self._wrong
         self._wrong = wrong
         if wrong:
@@ -362,7 +267,7 @@ class DeadmanSwitch:
                 log.warning("%s", wrong)
             return
         self._called = self.clock.monotonic()
-        for name, call in self.calls:
+        for name, call in self.calls.items():
             self._call(name, call)
 
     def write(self) -> None:
@@ -410,37 +315,159 @@ class DeadmanSwitch:
     def _message(self) -> Notification:
         now = self.clock.unix()
         text = f"deeplink watch on {self.host} is well, {time.strftime('%H:%M:%S', time.localtime(now))}"
-        name = hashlib.sha256(f"{self.host} {now}".encode()).hexdigest()[:32]
-        return Notification(name, text, text, {"id": name, "text": text, "host": self.host, "unix": now})
+        return notification(f"{self.host} {now}", text, text, self.host, unix=now)
+
+
+@dataclass(slots=True, kw_only=True)
+class IncidentCounter:
+    """Counts each state of an incident once, and logs it, also over restarts of the watchdog. One thread only."""
+
+    journal: Journal
+    clock: Clock
+    metrics: WatchMetrics
+    _unnoted: dict[tuple[str, str], str] = field(default_factory=dict)
+    _charged_s: dict[Attempt, float] = field(default_factory=dict)
+    _nodes_at: float = float("-inf")
+
+    def tell(self) -> float:
+        """Count what is new; return in how many seconds to look again, unless there is news."""
+        for news in self.journal.unsent(COUNTED, limit=MOST_NEWS):
+            if news.key not in self._unnoted:
+                self._unnoted[news.key] = "sent"
+                self._count(news)
+        if self._unnoted:
+            self.journal.note_sent(COUNTED, dict(self._unnoted), self.clock.unix())
+            self._unnoted.clear()
+        opened = Counter(_kind(one) for one in self.journal.incidents(only_open=True, limit=MOST_READ))
+        self.metrics.incidents_by_kind.clear()
+        for kind, count in opened.items():
+            self.metrics.incidents_by_kind.labels(kind).set(count)
+        if self.clock.monotonic() - self._nodes_at >= NODES_S:
+            self._nodes_at = self.clock.monotonic()
+            self._count_nodes()
+        return COUNT_S
+
+    def _count(self, news: IncidentNews) -> None:
+        incident, kind = news.incident, _kind(news.incident)
+        incident_log.log(_LEVELS[gravity(incident)], "incident: %s", line(news))
+        exemplar = {"attempt": incident.attempt_name[:64]} if incident.attempt else None
+        if not news.opened_told:
+            seconds = max(0.0, incident.detected_unix - incident.began_unix)
+            self.metrics.detect_seconds.labels(kind).observe(seconds, exemplar)
+        if incident.outcome is IncidentOutcome.OPEN:
+            return
+        self.metrics.incidents_ended.labels(kind, incident.outcome.value).inc()
+        if incident.attempt is None:
+            return
+        if incident.outcome is IncidentOutcome.RECOVERED and incident.recovered_unix:
+            seconds = max(0.0, incident.recovered_unix - incident.began_unix)
+            self.metrics.resume_seconds.labels(kind).observe(seconds, exemplar)
+        # An attempt stands still once, whatever was recorded of it: of its incidents the dearest counts.
+        spent = cost(incident)
+        lost_s = ((spent.standing_h or 0.0) + (spent.repeated_h or 0.0)) * HOUR_S
+        before = self._charged_s.pop(incident.attempt, 0.0)
+        self._charged_s[incident.attempt] = max(before, lost_s)
+        self.metrics.lost_rank_seconds.labels(kind).inc(max(0.0, lost_s - before))
+        if len(self._charged_s) > MOST_ATTEMPTS:
+            del self._charged_s[next(iter(self._charged_s))]
+
+    def _count_nodes(self) -> None:
+        since = self.clock.unix() - LAST_S
+        found = self.journal.incidents(since_unix=since, limit=MOST_READ)
+        counts = Counter(one.node for one in found if one.node and one.kind not in _NOT_THE_NODE)
+        self.metrics.node_incidents.clear()
+        for node, count in counts.most_common(MOST_NODES):
+            self.metrics.node_incidents.labels(node).set(count)
+
+
+def _kind(incident: Incident) -> str:
+    return incident.kind if incident.kind in _KNOWN else "other"  # a launcher may be newer, and say anything
+
+
+class Notifier:
+    """A thread for each teller. `tell` goes round once and returns in how many seconds again, without news."""
+
+    def __init__(self, tellers: Mapping[str, Callable[[], float]]) -> None:
+        self._stop = threading.Event()
+        self._news = {name: threading.Event() for name in tellers}
+        self._threads = [
+            threading.Thread(target=self._run, args=(name, tell), name=f"deeplink-notify-{name}", daemon=True)
+            for name, tell in tellers.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wake(self) -> None:
+        """Say that there is news; does not wait."""
+        for news in self._news.values():
+            news.set()
+
+    def close(self) -> None:
+        """Stop; a try under way has CLOSE_S to end, what was not told stays in the journal."""
+        self._stop.set()
+        self.wake()
+        end = time.monotonic() + CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def _run(self, name: str, tell: Callable[[], float]) -> None:
+        news, trouble = self._news[name], ""
+        while not self._stop.is_set():
+            news.clear()
+            try:
+                wait_s, said = tell(), ""
+            except DeepLinkError as problem:  # the journal cannot be read
+                wait_s, said = LOOK_S, str(problem)
+            except Exception as problem:
+                # Whatever is wrong with one channel, the others go on, and its metric stands still.
+                wait_s, said = LOOK_S, repr(problem)
+                if said != trouble and not self._stop.is_set():
+                    log.exception("channel %s", name)
+                    trouble = said
+            if said and said != trouble and not self._stop.is_set():  # at the end the journal is closed before us
+                log.warning("channel %s: %s", name, said)
+            trouble = said
+            news.wait(wait_s)
 
 
 @contextmanager
-def beating(
-    channels: Sequence[Channel], journal: Journal, clock: Clock, metrics: WatchMetrics, host: str
-) -> Iterator[None]:
-    """Keep the journal's metric true, and call the heartbeat channels, until the end of the block."""
-    pulse = DeadmanSwitch(
+def notifying(  # noqa: PLR0917 - what it is put together of
+    channels: Sequence[Channel],
+    journal: Journal,
+    clock: Clock,
+    metrics: WatchMetrics,
+    host: str,
+    cluster: Callable[[], str] = str,
+) -> Iterator[Notifier]:
+    """Until the end of the block tell of incidents in `journal` that begin or change, and that we are well."""
+    told = [channel for channel in channels if not channel.heartbeat]
+    tellers: dict[str, Callable[[], float]] = {}
+    for channel in told:
+        journal.open_channel(channel.name)  # before the first incident of this watchdog
+        metrics.notify_time.labels(channel.name).set(clock.unix())
+        teller = Teller(
+            channel=channel,
+            journal=journal,
+            send=sender(channel),
+            clock=clock,
+            metrics=metrics,
+            host=host,
+            cluster=cluster,
+        )
+        tellers[channel.name] = teller.tell
+    journal.open_channel(COUNTED)
+    tellers[COUNTED] = IncidentCounter(journal=journal, clock=clock, metrics=metrics).tell
+    tellers[PULSE] = DeadmanSwitch(
         journal=journal,
         clock=clock,
         metrics=metrics,
-        channels=[channel.name for channel in channels if not channel.heartbeat],
-        calls=[(channel.name, sender(channel)) for channel in channels if channel.heartbeat],
+        channels=[channel.name for channel in told],
+        calls={channel.name: sender(channel) for channel in channels if channel.heartbeat},
         host=host,
-    )
-    stop = threading.Event()
-
-    def run() -> None:
-        while not stop.wait(BEAT_S):  # first the loop has to come round
-            try:
-                pulse.beat()
-            except Exception:
-                log.exception("the watchdog's pulse")
-
-    pulse.write()
-    thread = threading.Thread(target=run, name="deeplink-pulse", daemon=True)
-    thread.start()
+    ).tell
+    notifier = Notifier(tellers)
+    journal.listen(notifier.wake)
     try:
-        yield
+        yield notifier
     finally:
-        stop.set()
-        thread.join(DEADMAN_CLOSE_S)
+        notifier.close()

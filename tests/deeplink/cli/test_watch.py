@@ -25,7 +25,7 @@ from deeplink.rpc.tokens import read_token
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.liveness.heartbeats import beat_to_wire
 from deeplink.scheduler.recovery.records import Beat, Phase
-from deeplink.scheduler.watch.caller_tokens import Caller, TokenMint
+from deeplink.scheduler.watch.authorizer import Caller, TokenMint
 from deeplink.v1 import watch_pb2_grpc
 from tests.processes import free_ports
 from tests.scheduler.watch.callers import ME, NEVER

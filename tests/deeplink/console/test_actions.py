@@ -30,7 +30,7 @@ from deeplink.console.request_guard import (
 from deeplink.console.serve import Console, Server, listen, parse_address
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.journal.journal import Journal
-from deeplink.scheduler.watch.operator_client import OperatorClient
+from deeplink.scheduler.watch.operator_requests import OperatorClient
 from tests.scheduler.watch.callers import TOKEN
 from tests.scheduler.watch.operator_desk import EXPIRED, FORGED, OPERATORS, Desk, listening
 from tests.waiting import LIMIT_S

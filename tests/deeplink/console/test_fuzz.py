@@ -21,7 +21,7 @@ from deeplink.console.request_guard import Roles
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import Beat, Incident, NodeRecord, Phase, ProgressPoint
-from deeplink.scheduler.watch.operator_client import OperatorClient
+from deeplink.scheduler.watch.operator_requests import OperatorClient
 from tests.waiting import LIMIT_S
 
 DOCUMENT = openapi.document()

@@ -75,7 +75,6 @@ def job(number: int, state: str = "RUNNING", **fields: str) -> Mapping[str, str]
         "TimeUsed": "1:00",
         "TimeLimit": "1:00:00",
         "StartTime": "N/A",
-        "SubmitTime": "N/A",
         "STDOUT": "(null)",
         "ReqNodes": "",
         **fields,

@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.core.types import Attempt, NodeName
-from deeplink.scheduler.jobs.accounting import accounted, parse_accounting, without
-from deeplink.scheduler.jobs.goodput import CAUSES, Goodput, goodput, site_report
+from deeplink.scheduler.jobs.goodput import (
+    CAUSES,
+    Goodput,
+    accounted,
+    goodput,
+    parse_accounting,
+    site_report,
+    without,
+)
 from deeplink.scheduler.recovery.records import (
     AttemptRecord,
     Incident,

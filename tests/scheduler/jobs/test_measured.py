@@ -15,7 +15,7 @@ from deeplink.core import process_metrics as names
 from deeplink.core.types import Attempt
 from deeplink.scheduler.jobs.measured import CAUSES, measured
 from deeplink.scheduler.journal.journal import Journal
-from deeplink.scheduler.journal.rank_times import LEAST_ROWS, MOST_NUMBERS, MOST_ROWS
+from deeplink.scheduler.journal.progress_rows import LEAST_ROWS, MOST_NUMBERS, MOST_ROWS
 from deeplink.scheduler.recovery.records import Beat, Phase, ProgressPoint, RankTimes
 
 FIRST, AGAIN = Attempt(12, 0, 0), Attempt(12, 0, 1)

@@ -18,7 +18,7 @@ from tests.hostile import TEXTS
 
 SEPARATOR = "~0a1b2c3d4e5f6071~"
 FIELDS = ["7", "7", "RUNNING", "None", "1", "1", "eve", "n[0-1]", "n0", "a\nname", "main", "1:05", "UNLIMITED",
-          "2026-11-21T22:28:56", "N/A", "/home/eve/slurm-%j.out", "n[4-5]"]  # fmt: skip
+          "2026-11-21T22:28:56", "/home/eve/slurm-%j.out", "n[4-5]"]  # fmt: skip
 
 
 def text(*rows: list[str]) -> str:
@@ -33,7 +33,7 @@ def test_a_row_is_read() -> None:
         "a\\nname",
         ("n0", "n1"),
     )
-    assert (one.partition, one.used_s, one.limit_s, one.submit_unix) == ("main", 65.0, math.inf, None)
+    assert (one.partition, one.used_s, one.limit_s) == ("main", 65.0, math.inf)
     assert one.start_unix is not None
     assert one.output == "/home/eve/slurm-%j.out"
     assert one.required == ("n4", "n5")
@@ -41,7 +41,7 @@ def test_a_row_is_read() -> None:
 
 def test_rows_follow_one_another_and_none_is_no_job() -> None:
     other = ["8", "8", "PENDING", "Resources", "0", "0", "eve", "", "", "b", "main", "0:00", "1-00:00:00", "N/A"]
-    rows = parse_queue(text(FIELDS, [*other, "N/A", "(null)", ""]), SEPARATOR)
+    rows = parse_queue(text(FIELDS, [*other, "(null)", ""]), SEPARATOR)
     assert [row.job.id for row in rows] == [7, 8]
     assert (rows[1].limit_s, rows[1].output) == (86400.0, "")
     assert parse_queue("", SEPARATOR) == []
@@ -60,7 +60,7 @@ def test_a_state_of_a_newer_slurm_is_other() -> None:
 @given((TEXTS | st.text(max_size=40)).filter(lambda word: not PATTERN.search(word)))
 def test_any_name_arrives_as_one_printable_line_and_any_output_file_as_it_is(word: str) -> None:
     fields = [*FIELDS]
-    fields[9], fields[15] = word, f"/{word}"
+    fields[9], fields[14] = word, f"/{word}"
     (one,) = parse_queue(text(fields), SEPARATOR)
     assert (one.job.name, one.output) == (printable(word), f"/{word}")
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from deeplink.core.types import Attempt, NodeName
-from deeplink.scheduler.journal import incident_rows
-from deeplink.scheduler.journal import points as journal_points
+from deeplink.scheduler.journal import incident_rows, progress_rows
 from deeplink.scheduler.journal.incident_json import IncidentNews
 from deeplink.scheduler.journal.journal import (
     Journal,
     JournalError,
     JournalMissingError,
 )
+from deeplink.scheduler.journal.operations import OperationLog, OperationRecord
 from deeplink.scheduler.liveness.heartbeats import beat_to_wire
 from deeplink.scheduler.recovery.records import (
     BEGAN,
@@ -285,7 +285,7 @@ def test_an_action_is_begun_once_and_ended_once(journal: Journal) -> None:
 
 
 def test_the_loss_curve_is_thinned_and_keeps_its_ends(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_points, "KEPT_POINTS", 100)
+    monkeypatch.setattr(progress_rows, "KEPT_POINTS", 100)
     for start in range(0, 1000, 50):
         journal.record_beat(beat(FIRST, *range(start, start + 50)), 60.0)
     steps = [point.step for point in journal.points(17)]
@@ -441,32 +441,40 @@ def test_no_journal_to_read_is_said(tmp_path: Path) -> None:
         Journal(tmp_path / "none", read_only=True)
 
 
-def test_a_journal_of_the_first_schema_is_read_and_taken_on(tmp_path: Path) -> None:
+def test_a_journal_of_the_first_release_is_read_and_taken_on(tmp_path: Path) -> None:
     path = tmp_path / "j.sqlite"
     with Journal(path) as journal:
         journal.record_beat(beat(FIRST, incidents=(dead(),)), 100.0)
     with sqlite3.connect(path) as db:
-        # What the second schema has more, and the later ones.
+        # What later schemas have more.
         db.execute("ALTER TABLE jobs DROP COLUMN label")
-        for later in ("verified_bytes", "health", "boot_id", "attended_unix"):
-            db.execute(f"ALTER TABLE nodes DROP COLUMN {later}")
-        for later in ("timeline", "ranks", "step_s", "job_label"):
-            db.execute(f"ALTER TABLE incidents DROP COLUMN {later}")
-        db.execute("DROP INDEX incidents_of_node")
-        for later in ("stacks", "notices", "channels", "pulse", "hits", "operations"):
+        db.execute("ALTER TABLE nodes DROP COLUMN attended_unix")
+        db.execute("ALTER TABLE incidents DROP COLUMN job_label")
+        for later in ("operations", "rank_times"):
             db.execute(f"DROP TABLE {later}")
-        db.execute("PRAGMA user_version = 1")
+        db.execute("PRAGMA user_version = 4")
     db.close()
     with Journal(path, read_only=True) as journal:
-        assert [(node.shard_bytes, node.verified_bytes) for node in journal.nodes()] == [(9, None)]
-        assert [(hit.id, hit.timeline, journal.stacks(hit.id)) for hit in journal.incidents()] == [
-            (dead().id, (), ())
-        ]
-    with Journal(path) as journal:
-        assert [(node.shard_bytes, node.verified_bytes) for node in journal.nodes()] == [(9, None)]
-        journal.record_beat(beat(FIRST), 101.0)
-        assert [(node.shard_bytes, node.verified_bytes) for node in journal.nodes()] == [(9, 6)]
+        assert [hit.id for hit in journal.incidents()] == [dead().id]
+        assert (OperationLog(journal).newest(), journal.rank_times(FIRST.job)) == ((), ())
         assert [job.label for job in journal.jobs()] == [str(FIRST.job)]
+    with Journal(path) as journal:
+        assert [node.attended_unix for node in journal.nodes()] == [0.0]
+        journal.record_beat(dataclasses.replace(beat(FIRST), job_label="17_1"), 101.0)
+        OperationLog(journal).begin(OperationRecord(request="a request", verb="drain", target="n1", person="ada"))
+        assert [job.label for job in journal.jobs()] == ["17_1"]
+        assert [one.target for one in OperationLog(journal).newest()] == ["n1"]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_schema_of_before_the_first_release_is_refused(tmp_path: Path, *, read_only: bool) -> None:
+    path = tmp_path / "j.sqlite"
+    Journal(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 3")
+    db.close()
+    with pytest.raises(JournalError, match="schema 3 is of before"):
+        Journal(path, read_only=read_only)
 
 
 def test_that_a_standing_agent_was_heard_outlives_what_a_job_says_of_its_node(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal, JournalError
+from deeplink.scheduler.journal.operations import OperationLog, OperationRecord
 from deeplink.scheduler.journal.standby import TRY_S, emergency_of
 from deeplink.scheduler.recovery.records import ActionRecord, Beat, Incident, Phase, ProgressPoint
 
@@ -54,9 +55,14 @@ def fill(journal: Journal) -> None:
 def test_a_full_disk_costs_one_write_and_what_was_kept_elsewhere_is_put_back(
     journal: Journal, emergency: Path
 ) -> None:
+    paused = OperationRecord(request="request-1", verb="pause-watchdog", target="watchdog", person="ada")
+    OperationLog(journal).begin(paused)
     fill(journal)
     assert [text for text in journal.look_after(100.0) if f"going on in {emergency}" in text]
     journal.record_incident(incident("meanwhile"))
+    log = OperationLog(journal)
+    assert [one.verb for one in log.unfinished()] == ["pause-watchdog"], "an operator's word counts there, too"
+    log.end("request-1", "done", "paused", 2.0)
     begun = ActionRecord(key="k", incident="meanwhile", remedy="drain", attempt=None, node=None)
     assert journal.begin_action(begun)
     journal.record_beat(beat(200_000), 3.0)
@@ -72,6 +78,7 @@ def test_a_full_disk_costs_one_write_and_what_was_kept_elsewhere_is_put_back(
     with Journal(journal.path, read_only=True) as reader:
         assert names(reader) == ["before", "meanwhile"]
         assert [one.key for one in reader.actions(only_open=True)] == ["k"]
+        assert [one.outcome for one in OperationLog(reader).newest()] == ["done"]
         assert 200_000 in [point.step for point in reader.points(17)]
     journal.record_incident(incident("after"))
     assert sorted(one.number for one in journal.incidents()) == [1, 2, 3]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import grpc
 import pytest
@@ -44,15 +44,9 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError, Runner, finish, run
 from deeplink.scheduler.slurm.munge import MungeSocket, encoded
 from deeplink.scheduler.slurm.parse import parse_nodes
-from deeplink.scheduler.watch.caller_tokens import Caller, TokenMint
+from deeplink.scheduler.watch.authorizer import PROVED_S, Authorizer, Caller, NotAuthorizedError, TokenMint
 from deeplink.scheduler.watch.observer import COMMAND_S, OWNER_S, ClusterAnswers, Observer
-from deeplink.scheduler.watch.server import (
-    PROVED_S,
-    Authorizer,
-    NotAuthorizedError,
-    WatchServicer,
-    watch_server,
-)
+from deeplink.scheduler.watch.server import WatchServicer, watch_server
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 from tests.munged import running_munged, set_munge_socket
 from tests.scheduler.watch.callers import ME, MINT, NEVER, TOKEN, AnySite, authorizer
@@ -283,7 +277,7 @@ def test_a_proof_waits_for_those_under_way_and_not_many_wait(tmp_path: Path, mun
         for callers, served in ((1, True), (0, False)):
             trusted = Authorizer(
                 MINT,
-                AnySite(),
+                cast("Observer", AnySite()),
                 journal,
                 ManualClock(),
                 _proofs=Turns(0),

@@ -6,12 +6,13 @@ import os
 import pwd
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import cast
 
 from deeplink.core.clock import Clock
 from deeplink.core.types import NodeName
 from deeplink.scheduler.journal.journal import Journal
-from deeplink.scheduler.watch.caller_tokens import Caller, TokenMint
-from deeplink.scheduler.watch.server import Authorizer
+from deeplink.scheduler.watch.authorizer import Authorizer, Caller, TokenMint
+from deeplink.scheduler.watch.observer import Observer
 
 NEVER = 99_999_999_999.0
 MINT = TokenMint("the secret of the watchdogs in tests")
@@ -40,4 +41,4 @@ class AnySite:
 
 
 def authorizer(journal: Journal, clock: Clock, site: AnySite | None = None) -> Authorizer:
-    return Authorizer(MINT, site or AnySite(), journal, clock)
+    return Authorizer(MINT, cast("Observer", site or AnySite()), journal, clock)

@@ -19,12 +19,11 @@ from deeplink.scheduler.journal.operations import OperationLog, OperationRecord
 from deeplink.scheduler.liveness.heartbeats import HeartbeatTable
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
-from deeplink.scheduler.watch.caller_tokens import Caller, TokenMint
+from deeplink.scheduler.watch.authorizer import Caller, TokenMint
 from deeplink.scheduler.watch.operator_actions import OperatorActor
-from deeplink.scheduler.watch.operator_plan import LongRunner, OperatorPlanner
+from deeplink.scheduler.watch.operator_plan import OperatorPlanner
 from deeplink.scheduler.watch.operator_requests import OperatorPlan, OperatorRequest
-from deeplink.scheduler.watch.operator_server import OperationsServicer
-from deeplink.scheduler.watch.server import WatchServicer, watch_server
+from deeplink.scheduler.watch.server import OperationsServicer, WatchServicer, watch_server
 from tests.scheduler.watch.callers import MINT, NEVER, authorizer
 from tests.scheduler.watch.slurm_machine import Machine
 
@@ -96,18 +95,12 @@ class Desk:
         planner = OperatorPlanner(
             slurm=slurm,
             journal=self.journal,
-            log=self.log,
             prober=self.machine,
             clock=self.clock,
-            run=LongRunner(),
             acts=self.acts,
         )
         self.actor = OperatorActor(
             planner=planner,
-            slurm=slurm,
-            journal=self.journal,
-            log=self.log,
-            clock=self.clock,
             metrics=WatchMetrics(CollectorRegistry()),
             say=self.said.append,
             wake=lambda: None,

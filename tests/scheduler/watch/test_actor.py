@@ -28,8 +28,9 @@ from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError
 from deeplink.scheduler.slurm.states import LAUNCH_FAILED
 from deeplink.scheduler.watch.actor import Actor
+from deeplink.scheduler.watch.authorizer import Authorizer
 from deeplink.scheduler.watch.observer import Observer
-from deeplink.scheduler.watch.server import Authorizer, WatchServicer
+from deeplink.scheduler.watch.server import WatchServicer
 from deeplink.scheduler.watch.watchdog import Daemon
 from tests.scheduler.slurm.answers import answer, job_answer
 from tests.scheduler.watch.callers import ME, MINT, TOKEN
@@ -303,6 +304,16 @@ def test_without_rights_the_dead_node_is_taken_out_of_the_job_which_then_starts_
         "scontrol update jobid=17 ExcNodeList=n[1,9] StartTime=now",
     ]
     assert any("rights" in line for line in bench.said)
+
+
+def test_a_drain_that_it_has_no_right_to_is_tried_and_told_once(bench: Bench) -> None:
+    bench.cluster.rights = bench.cluster.sheds = False
+    lose(bench, "n1")
+    bench.turn(150, silent="n1")
+    assert [line for line in bench.cluster.asked if "state=drain" in line] == [
+        "scontrol update nodename=n1 state=drain reason=deeplink: 17.0.0-end: node-dead"
+    ]
+    assert len([line for line in bench.said if "drain refused" in line]) == 1
 
 
 def test_without_rights_it_waits_for_slurms_own_word_and_then_clears_the_hold(bench: Bench) -> None:

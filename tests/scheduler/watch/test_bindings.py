@@ -14,7 +14,7 @@ from deeplink.scheduler.liveness.watchdog_client import BINDINGS, bindings_of
 from deeplink.scheduler.placement.hint.cluster_survey import WAIT_S
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandMissingError, CommandTimeoutError
-from deeplink.scheduler.watch.bindings import (
+from deeplink.scheduler.watch.actor import (
     AGAIN_S,
     LOOK_S,
     MOST_REFUSALS,

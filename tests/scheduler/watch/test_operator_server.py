@@ -14,7 +14,7 @@ from deeplink.rpc.channel import open_channel
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.liveness.heartbeats import beat_to_wire
 from deeplink.scheduler.recovery.records import Beat, Phase
-from deeplink.scheduler.watch.caller_tokens import Caller
+from deeplink.scheduler.watch.authorizer import Caller
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
 from tests.scheduler.watch.callers import ME, MINT, NEVER, TOKEN
 from tests.scheduler.watch.operator_desk import EXPIRED, FORGED, OPERATORS, Desk, listening

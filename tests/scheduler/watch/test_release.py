@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from deeplink.core.clock import ManualClock
+from deeplink.core.metrics import WatchMetrics
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.liveness.heartbeats import HeartbeatTable
@@ -19,7 +21,7 @@ from deeplink.scheduler.recovery.recovery_steps import NEXT_SECOND_S
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
 from deeplink.scheduler.slurm.parse import fresh_separator, parse_jobs, parse_nodes
-from deeplink.scheduler.watch.actor import Releaser
+from deeplink.scheduler.watch.actor import Actor
 from deeplink.scheduler.watch.observer import ClusterAnswers, Observer
 from tests.scheduler.slurm.answers import answer, job_answer
 
@@ -75,7 +77,7 @@ class Bench:
     prober: Counted = field(default_factory=Counted)
     clock: ManualClock = field(default_factory=ManualClock)
 
-    def releaser(self) -> Releaser:
+    def releaser(self) -> Actor:
         """Return one that has let nobody go yet."""
         slurm = Slurm(self.controller)
         observer = Observer(
@@ -89,11 +91,13 @@ class Bench:
         told = (f"NodeName=n{i} NodeAddr=n{i} NodeHostName=n{i} State=IDLE\n" for i in range(9))
         rows = parse_nodes("".join(told))
         observer.cluster = ClusterAnswers(self.clock.monotonic(), {}, {row.name: row for row in rows})
-        return Releaser(
+        return Actor(
             slurm=slurm,
             journal=self.journal,
             observer=observer,
             clock=self.clock,
+            metrics=WatchMetrics(CollectorRegistry()),
+            say=lambda _line: None,
         )
 
 

@@ -17,8 +17,7 @@ from deeplink.scheduler.journal.incident_json import IncidentNews
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import Beat, IncidentOutcome, Phase
 from deeplink.scheduler.watch.notify.channels import AFTER_S, Channel, Pacer, Program
-from deeplink.scheduler.watch.notify.daily_digest import DAY_S, latest
-from deeplink.scheduler.watch.notify.delivery import Notification, NotSentError
+from deeplink.scheduler.watch.notify.delivery import DAY_S, Notification, NotSentError, latest
 from deeplink.scheduler.watch.notify.notifier import Teller
 from tests.scheduler.watch.notify.things import dead, news, recovered
 

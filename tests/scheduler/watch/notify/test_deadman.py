@@ -29,7 +29,7 @@ class Watchdog:
             clock=self.clock,
             metrics=self.metrics,
             channels=["there"],
-            calls=[("beat", self.call)],
+            calls={"beat": self.call},
             host="head",
         )
 
@@ -48,7 +48,7 @@ class Watchdog:
                 self.metrics.loop_time.set(self.clock.unix())
             if channel:
                 self.metrics.notify_time.labels("there").set(self.clock.unix())
-            self.pulse.beat()
+            self.pulse.tell()
         return len(self.calls) - before
 
 

@@ -16,14 +16,14 @@ from deeplink.core.metrics import WatchMetrics
 from deeplink.scheduler.journal.incident_json import cost
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import IncidentKind, IncidentOutcome
-from deeplink.scheduler.watch.notify.incident_metrics import CHANNEL, NODES_S, IncidentCounter
+from deeplink.scheduler.watch.notify.notifier import COUNTED, NODES_S, IncidentCounter
 from tests.scheduler.watch.notify.things import dead, recovered
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
     with Journal(tmp_path / "j.sqlite") as opened:
-        opened.open_channel(CHANNEL)
+        opened.open_channel(COUNTED)
         yield opened
 
 
