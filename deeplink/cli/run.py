@@ -47,7 +47,7 @@ class RecoveryOptions:
         """Return the thresholds of verdicts."""
         from deeplink.scheduler.recovery.rank_failure import RelaunchLimits
         from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
-        from deeplink.scheduler.recovery.thresholds import with_thresholds
+        from deeplink.scheduler.recovery.witnesses import with_thresholds
 
         codes = frozenset(self.final_codes)
         limits = RelaunchLimits(most_relaunches=self.max_relaunches, retries=not self.no_retry, final_codes=codes)

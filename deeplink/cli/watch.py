@@ -140,7 +140,7 @@ def command(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Watch jobs from outside and restart those that lost a node, until SIGTERM."""
     from deeplink.scheduler.recovery.evidence import WatchPolicy
-    from deeplink.scheduler.recovery.thresholds import with_thresholds
+    from deeplink.scheduler.recovery.witnesses import with_thresholds
     from deeplink.scheduler.watch.authorizer import Caller, TokenMint
     from deeplink.scheduler.watch.service import WatchSettings
 

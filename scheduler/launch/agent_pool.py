@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 START_S = 120.0  # for the agents that are needed to come up (Python on a cold shared file system is slow)
 QUIET_S = 10.0  # after so long without any agent we say what we wait for
 GRACE_S = 10.0  # how long the others may take then
+# Whoever took the role found that nothing answers at the host for longer than this. No more of it counts, so that
+# a host that is back is heard first, and one that refuses now has lost its agent alone (`GAP_S`).
+SILENT_BEFORE_S = 1.4
 GONE_S = 1.0  # a machine that refuses connections for so long has lost its agent; at a job's end all of them do
 # Each agent is a connection, two where it is silent: for more, 1,024 open files may be too few. Of more, one on
 # each leaf is asked for all there.
@@ -76,6 +79,7 @@ class AgentPool:
         self._said_ended = False
         self._of_first: set[NodeName] = set()  # who came up in the first step of agents, and is of it
         self._came_first = False  # whether any did
+        self.boots: dict[NodeName, str] = {}  # of each node's kernel as the attempt began
         self.save_at = 0  # the step the ranks are to be told to save at; 0: none
         self._is_over = False
 
@@ -215,6 +219,11 @@ class AgentPool:
         for one in nodes:
             self._admit(one)
 
+    def count_silence(self, node: NodeName) -> None:
+        """Count some of how long a node was silent before its launcher's role was taken."""
+        if node in self._nodes:
+            self._nodes[node].forgive(-SILENT_BEFORE_S, self._clock.monotonic())
+
     def readdress(self, facts: Mapping[NodeName, NodeFacts]) -> None:
         """Reach these nodes, which came up, by other addresses from here on."""
         for name, one in facts.items():
@@ -251,14 +260,13 @@ class AgentPool:
             old.close()
             same = {"token_file": new.token_file, "pid": new.pid}
             self._admit(replace(old.facts, address=address, **same))  # type: ignore[arg-type] # NodeFacts' own
-            again = self._nodes[new.name]
             # That it is there answers nothing: it may be on another boot, with nothing left of what ran before.
-            again.boot_before, again.asked_and_answered = old.boot_id, old.asked_and_answered
+            self._nodes[new.name].asked_and_answered = old.asked_and_answered
 
     def rebooted(self) -> set[NodeName]:
-        """Return the nodes whose agents came up again on another boot of their kernel."""
-        boots = {name: (one.boot_before, one.boot_id) for name, one in self._nodes.items()}
-        return {name for name, (before, boot) in boots.items() if before and boot not in {"", before}}
+        """Return the nodes that run another boot of their kernel than when the attempt began."""
+        known = {node: boot for node, boot in self.boot_ids().items() if boot}
+        return {node for node, boot in known.items() if self.boots.setdefault(node, boot) != boot}
 
     def ask_at(self, moment: float) -> None:
         """Ask every agent at this moment or soon after, whenever it was asked before."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deeplink.core.errors import DeepLinkError
-from deeplink.core.timeouts import LastAnswer
+from deeplink.core.timeouts import LastAnswer, start_call
 from deeplink.scheduler.launch.backend import NoSlurmdError
 from deeplink.scheduler.launch.process import AgentProcesses
 
@@ -33,52 +32,51 @@ class _Try:
     """One step of agents on some nodes; started in a thread, since what it writes to may hang."""
 
     def __init__(self, start: Start, nodes: Mapping[NodeName, NodeFacts], clock: Clock) -> None:
-        self._clock, self.since = clock, clock.monotonic()
-        self.step: AgentStep | None = None
-        self._reading: LastAnswer[list[NodeFacts]] | None = None  # what its agents announce
-        self._nodes = set(nodes)
-        self._lock = threading.Lock()
+        self.since = clock.monotonic()
         self.is_up = False  # an agent of it came up
-        self._is_over = self._has_failed = False
-        self._gone: frozenset[NodeName] = frozenset()
-        threading.Thread(target=self._run, args=(start, nodes), name="deeplink-restart", daemon=True).start()
+        self._nodes = set(nodes)
+        self._starting = start_call(lambda: start(nodes))
+        self._starting.add_done_callback(self._complain)
+        # What its agents announce, in a thread: they are in a file of a shared folder, which may hang.
+        self._reading: LastAnswer[list[NodeFacts]] = LastAnswer(self._announced, clock, "deeplink-announced")
 
-    def _run(self, start: Start, nodes: Mapping[NodeName, NodeFacts]) -> None:
-        try:
-            step = start(nodes)
-        except (DeepLinkError, OSError) as problem:
-            self._gone = problem.nodes if isinstance(problem, NoSlurmdError) else frozenset()
-            log.warning("agents could not be started once more on %s: %s", ", ".join(sorted(nodes)), problem)
-            self._has_failed = True
-            return
-        if step.gone:
-            log.warning("agents are not started once more on all nodes: %s", NoSlurmdError(step.gone))
-        with self._lock:
-            self._reading = LastAnswer(step.announced, self._clock, "deeplink-announced")
-            self._gone, self.step = step.gone, step
-            too_late = self._is_over
-        if too_late:
-            step.abandon()
+    def _complain(self, _: object) -> None:
+        names, problem = ", ".join(sorted(self._nodes)), self._starting.exception()
+        if self.step is None:
+            log.warning("agents could not be started once more on %s: %s", names, problem)
+        elif self.step.gone:
+            log.warning("agents are not started once more on all nodes: %s", NoSlurmdError(self.step.gone))
+
+    def _announced(self) -> list[NodeFacts]:
+        return self.step.announced() if self.step is not None else []
+
+    @property
+    def step(self) -> AgentStep | None:
+        """The step; None until it is started, and where it cannot be."""
+        started = self._starting
+        return started.result() if started.done() and started.exception() is None else None
 
     @property
     def is_over(self) -> bool:
-        return self._has_failed or (self.step is not None and self.step.ended() is not None)
+        return self._starting.done() and (self.step is None or self.step.ended() is not None)
 
     def gone(self) -> frozenset[NodeName]:
         """Return the nodes found to have no slurmd since the last call; they are awaited no longer."""
-        with self._lock:
-            gone, self._gone = self._gone, frozenset()
+        if not self._starting.done():
+            return frozenset()
+        problem = self._starting.exception()
+        found = problem.nodes if isinstance(problem, NoSlurmdError) else self.step.gone if self.step else ()
+        gone = self._nodes.intersection(found)
         self._nodes -= gone
-        return gone
+        return frozenset(gone)
 
     def awaited(self, now: float) -> frozenset[NodeName]:
         """The nodes whose agents may still come up."""
         return frozenset(self._nodes) if now - self.since < TRY_S else frozenset()
 
     def announced(self) -> list[NodeFacts]:
-        if self._reading is None or not self._nodes or self._reading.is_under_way:
+        if self.step is None or not self._nodes or self._reading.is_under_way:
             return []
-        # In a thread: they are in a file of a shared folder, which may hang.
         found, self._reading.value = self._reading.value or [], None
         self._reading.ask()
         self._nodes -= {facts.name for facts in found}
@@ -86,10 +84,12 @@ class _Try:
         return found
 
     def abandon(self) -> None:
-        with self._lock:
-            self._is_over, step = True, self.step
-        if step is not None:
-            step.abandon()
+        """Let go of the step, also where it is started only later."""
+        self._starting.add_done_callback(self._let_go)
+
+    def _let_go(self, _: object) -> None:
+        if self.step is not None:
+            self.step.abandon()
 
 
 @dataclass(slots=True)
@@ -161,13 +161,8 @@ class AgentRestart:
 
     def close(self) -> None:
         """End them; returns in bounded time."""
-        stops = []
+        stops = [start_call(one.step.stop) for one in self._tries if one.is_up and one.step is not None]
         for one in self._tries:
-            if one.is_up and one.step is not None:
-                stops.append(threading.Thread(target=one.step.stop, name="deeplink-restart-end", daemon=True))
-            else:
+            if not one.is_up:
                 one.abandon()
-        for stop in stops:
-            stop.start()
-        for stop in stops:
-            stop.join()
+        wait(stops)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from concurrent.futures import wait
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from deeplink.core.timeouts import start_call
 from deeplink.scheduler.launch.history import ITS_OWN_FAULT
 from deeplink.scheduler.recovery.records import Action, IncidentKind, IncidentOutcome, Phase
 from deeplink.scheduler.recovery.relaunch import AGAIN_CODE, AttemptVerdict, NextMove
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.history import History
     from deeplink.scheduler.launch.slurm_monitor import NodesPoller
     from deeplink.scheduler.launch.status_reporter import StatusReporter
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 ASK_SLURM_S = 5.0
@@ -199,9 +205,7 @@ class Ending:
 
     def _give_back(self, order: Callable[[], bool], event: str, sentence: str) -> bool:
         """Have Slurm take the job back, and wait until it ends us; False where it does not."""
-        done: list[bool] = []
-        self._in_bounds(lambda: done.append(order()), ORDER_S)
-        if not any(done):
+        if not self._in_bounds(order, ORDER_S):
             return False
         self._events.event(event, sentence)
         deadline = self._clock.monotonic() + QUEUED_WAIT_S
@@ -210,14 +214,15 @@ class Ending:
             self._clock.sleep(TICK_S)
         return True
 
-    def _in_bounds(self, work: Callable[[], None], longest_s: float) -> None:
+    def _in_bounds(self, work: Callable[[], T], longest_s: float) -> T | None:
         """Do what may hang, storage or Slurm; what takes longer, or than we are given, is left behind."""
-        thread = threading.Thread(target=work, name="deeplink-ending", daemon=True)
-        thread.start()
-        began = self._clock.monotonic()
-        while thread.is_alive():
+        began, doing = self._clock.monotonic(), start_call(work)
+        while not doing.done():
             waited_s = self._clock.monotonic() - began
             if waited_s >= longest_s or (waited_s >= QUEUED_WAIT_S and self._told_to_end()):
-                break
+                return None
             self._reporter.tick()
-            thread.join(TICK_S)
+            wait([doing], TICK_S)
+        if problem := doing.exception():
+            log.error("ending the run", exc_info=problem)
+        return None if problem else doing.result()

@@ -65,15 +65,13 @@ class EventSink:
         self._thread = threading.Thread(target=self._run, name=f"deeplink-{name}", daemon=True)
         self._thread.start()
 
-    def give(
-        self, beat: Beat, points: Iterable[ProgressPoint], incidents: Iterable[Incident], *, now: bool
-    ) -> None:
+    def give(self, beat: Beat, *, now: bool) -> None:
         """Take over what is to be delivered; does not wait."""
         with self._lock:
             self._beat, self._given_at = beat, self._clock.monotonic()
-            self._points.extend(points)
+            self._points.extend(beat.progress)
             self._rank_times.extend(beat.rank_times)
-            self._incidents.update((incident.id, incident) for incident in incidents)
+            self._incidents.update((incident.id, incident) for incident in beat.incidents)
             for oldest in list(self._incidents)[:-MOST_INCIDENTS]:
                 del self._incidents[oldest]
         if now:
@@ -104,10 +102,13 @@ class EventSink:
         with self._lock:
             if self._beat is None:
                 return False
-            points, incidents = list(self._points), list(self._incidents.values())[:MOST_INCIDENTS_AT_ONCE]
-            waited_s = self._clock.monotonic() - self._given_at
-            beat = replace(self._beat, progress=tuple(points), incidents=tuple(incidents), waited_s=waited_s)
-            beat = replace(beat, rank_times=tuple(self._rank_times))
+            beat = replace(
+                self._beat,
+                progress=tuple(self._points),
+                rank_times=tuple(self._rank_times),
+                incidents=tuple(self._incidents.values())[:MOST_INCIDENTS_AT_ONCE],
+                waited_s=self._clock.monotonic() - self._given_at,
+            )
             self._points.clear()
             self._rank_times.clear()
         self._busy_since = self._clock.monotonic()
@@ -119,7 +120,7 @@ class EventSink:
             self._is_away = True
             if not is_final:
                 with self._lock:
-                    self._points = deque((*points, *self._points), maxlen=MOST_POINTS)
+                    self._points = deque((*beat.progress, *self._points), maxlen=MOST_POINTS)
                     self._rank_times = deque((*beat.rank_times, *self._rank_times), maxlen=MOST_RANK_TIMES)
                 return False
         else:
@@ -127,7 +128,7 @@ class EventSink:
         finally:
             self._busy_since = None
         with self._lock:
-            for incident in incidents:
+            for incident in beat.incidents:
                 if self._incidents.get(incident.id) == incident:
                     del self._incidents[incident.id]
             return bool(self._incidents) and not self._is_away
@@ -244,17 +245,10 @@ class EventLog:
             if gist:
                 self.event("waiting", because, because=because)
 
-    def beat(
-        self,
-        beat: Beat,
-        *,
-        points: Iterable[ProgressPoint] = (),
-        incidents: Iterable[Incident] = (),
-        now: bool = False,
-    ) -> None:
-        """Hand the newest heartbeat to the sinks."""
+    def beat(self, beat: Beat, *, now: bool) -> None:
+        """Hand the newest heartbeat to the sinks, with what has come since the one before; `now`: at once."""
         for sink in self._sinks:
-            sink.give(beat, points, incidents, now=now)
+            sink.give(beat, now=now)
 
     def stuck_s(self) -> float:
         """Return for how long a sink has not come back: calls are bounded (CALL_S), so its storage hangs."""

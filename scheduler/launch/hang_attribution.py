@@ -1,4 +1,6 @@
-"""Tells ranks that hang from ranks that wait for them, and what late ranks' processes do; pure, time is passed in.
+"""Tells ranks that hang from ranks that wait for them, and which node's network is broken.
+
+By what late ranks' processes do, and where they are; pure, time is passed in.
 
 The signs, the surest first: a process that is stopped, gone or stuck in the kernel while others are not (gone or
 stuck at most half of them: where most have ended, or storage holds most, they are not the odd ones); a rank in no
@@ -10,19 +12,27 @@ To be to blame is not to hang: who reads or writes, or works, keeps the others w
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from deeplink.core.text import counted
+import grpc
+
+from deeplink.core.text import counted, listed
+from deeplink.v1 import node_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from deeplink.core.clock import Clock
     from deeplink.core.types import NodeName
+
+log = logging.getLogger(__name__)
 
 IDLE_SHARE = 0.01  # a process that uses less of one CPU waits: threads that wake up to look at a clock use 1/1000
 UNBROKEN_S = 30.0  # between two looks further apart (the whole job may have been suspended) nothing is known
@@ -138,14 +148,13 @@ class ActivityHistory:
     newest: RankActivity = RankActivity()  # what the last two looks say
     _before: Mapping[int, ProcessSnapshot] | None = None
     _looked: float = 0.0
-    _idle_since: float | None = None
     _stopped_since: dict[int, float] = field(default_factory=dict)
-    _each_idle_since: dict[int, float] = field(default_factory=dict)
+    _idle_since: dict[int, float] = field(default_factory=dict)
 
     def forget(self) -> None:
         """No rank is late any more, or other ranks are."""
-        self.newest, self._before, self._idle_since = RankActivity(), None, None
-        self._stopped_since, self._each_idle_since = {}, {}
+        self.newest, self._before = RankActivity(), None
+        self._stopped_since, self._idle_since = {}, {}
 
     def look(self, now: Mapping[int, ProcessSnapshot], at: float, world: int) -> None:
         """Take in one look."""
@@ -153,23 +162,21 @@ class ActivityHistory:
             self.forget()
         if self._before is not None:
             self.newest = activity(self._before, now, at - self._looked, world)
-            if self.newest.answer is not ActivityAnswer.IDLE:
-                self._idle_since = None
-            elif self._idle_since is None:
-                self._idle_since = self._looked
-            idle = idle_ranks(self._before, now, at - self._looked)
-            self._each_idle_since = {rank: self._each_idle_since.get(rank, self._looked) for rank in idle}
+            is_held = self.newest.answer is ActivityAnswer.HELD  # then it is not for them to work
+            idle = () if is_held else idle_ranks(self._before, now, at - self._looked)
+            self._idle_since = {rank: self._idle_since.get(rank, self._looked) for rank in idle}
             still = self.newest.ranks if self.newest.answer is ActivityAnswer.STOPPED else ()
             self._stopped_since = {rank: self._stopped_since.get(rank, self._looked) for rank in still}
         self._before, self._looked = dict(now), at
 
     def idle_s(self) -> float:
         """Return for how long no rank has worked, as far as looked; 0 while one does."""
-        return 0.0 if self._idle_since is None else self._looked - self._idle_since
+        is_idle = self.newest.answer is ActivityAnswer.IDLE
+        return self._looked - max(self._idle_since.values()) if is_idle else 0.0
 
     def idle(self) -> set[int]:
         """Return the ranks that have done nothing for `IDLE_S`, as far as looked."""
-        return {rank for rank, since in self._each_idle_since.items() if self._looked - since >= IDLE_S}
+        return {rank for rank, since in self._idle_since.items() if self._looked - since >= IDLE_S}
 
     def stopped_s(self) -> float:
         """Return for how long a rank has been stopped while another was not, as far as looked; 0 where none is."""
@@ -206,15 +213,15 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
-    """The ranks that the others wait for; none where it cannot be told."""
+    """Why ranks wait, and for whom."""
 
-    ranks: tuple[RankPlace, ...] = ()
-    why: str = ""  # what gives them away, for people
+    why: str = ""  # for people; empty while it cannot be told
+    ranks: tuple[RankPlace, ...] = ()  # that the others wait for; none where it cannot be told
+    nodes: tuple[NodeName, ...] = ()  # to blame, where it can be told
 
-    @property
-    def nodes(self) -> tuple[NodeName, ...]:
-        """The nodes of those ranks."""
-        return tuple(dict.fromkeys(one.node for one in self.ranks))
+
+def _blame(odd: Sequence[RankPlace], why: str) -> Blame:
+    return Blame(why=why, ranks=tuple(odd), nodes=tuple(dict.fromkeys(one.node for one in odd)))
 
 
 def main_frames(text: str) -> tuple[str, ...]:
@@ -248,7 +255,7 @@ def blame(ranks: Sequence[RankPlace]) -> Blame:
         odd = [one for one in ranks if one.state in states]
         most = len(ranks) - 1 if states <= HELD else len(ranks) // 2
         if 0 < len(odd) <= most:
-            return Blame(ranks=tuple(odd), why=f"{_are(odd)} {WORDS.get(odd[0].state, odd[0].state)}")
+            return _blame(odd, f"{_are(odd)} {WORDS.get(odd[0].state, odd[0].state)}")
     known = [one for one in ranks if one.frames]
     return _outside(known) or _elsewhere(known) or _behind(ranks)
 
@@ -271,7 +278,7 @@ def _outside(known: Sequence[RankPlace]) -> Blame | None:
     odd = [one for one in known if not one.waits]
     if not waiting or not 0 < len(odd) <= len(known) // 2:
         return None
-    return Blame(ranks=tuple(odd), why=f"{_are(odd)} in {_place(odd)}{_others(waiting)}")
+    return _blame(odd, f"{_are(odd)} in {_place(odd)}{_others(waiting)}")
 
 
 def _elsewhere(known: Sequence[RankPlace]) -> Blame | None:
@@ -281,7 +288,7 @@ def _elsewhere(known: Sequence[RankPlace]) -> Blame | None:
         if few == 1 and count > 1:
             odd = [one for one in known if one.frames != frames]
             rest = [one for one in known if one.frames == frames]
-            return Blame(ranks=tuple(odd), why=f"{_are(odd)} in {_place(odd)}{_others(rest)}")
+            return _blame(odd, f"{_are(odd)} in {_place(odd)}{_others(rest)}")
     return None
 
 
@@ -290,15 +297,15 @@ def _behind(ranks: Sequence[RankPlace]) -> Blame:
     last, first = min(steps.values(), default=0), max(steps.values(), default=0)
     odd = [one for one in ranks if one.step == last]
     if first - last > 1 and 2 * len(odd) < len(steps):
-        return Blame(ranks=tuple(odd), why=f"{_are(odd)} {first - last} steps behind")
+        return _blame(odd, f"{_are(odd)} {first - last} steps behind")
     return Blame()
 
 
 def _are(ranks: Sequence[RankPlace]) -> str:
     """Return "rank 3 on n1 is", or "ranks 3 on n1, 4 on n1 are"."""
-    listed = ", ".join(f"{one.rank} on {one.node}" for one in ranks[:MOST_NAMED])
+    those = ", ".join(f"{one.rank} on {one.node}" for one in ranks[:MOST_NAMED])
     more = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
-    return f"rank {listed} is" if len(ranks) == 1 else f"ranks {listed}{more} are"
+    return f"rank {those} is" if len(ranks) == 1 else f"ranks {those}{more} are"
 
 
 def _place(ranks: Sequence[RankPlace]) -> str:
@@ -318,3 +325,141 @@ def summary(ranks: Sequence[RankPlace], blamed: Blame) -> str:
     places = Counter(one.frames[0] for one in ranks if one.frames).most_common(3)
     said = [f"{counted(count, 'rank')} in {place}" for place, count in places]
     return f"no rank differs from the others: {', '.join(said)}" if said else ""
+
+
+# Which node's network is broken, when ranks hang: neighbours in the ring exchange bytes as ranks do.
+#
+# First each pair of neighbours, all at once. Where some are broken, somebody who reached a neighbour, or a spare,
+# is the witness: those of the pairs that do not exchange bytes with the witness either are to blame. Two rounds,
+# each of which takes `ROUND_S` at most. Nothing counts as broken in a job no pair of which could while the ranks
+# made progress: a site may let through nothing but what its ranks need.
+
+ROUND_S = 2.0
+LISTEN_S, TRY_S = 0.7, 1.0  # of it: for agents to listen, and for the bytes, which on a fabric take a millisecond
+AGAIN_S = 60.0  # after a round in which the first pair could not, while ranks make progress
+
+Pair = tuple["NodeName", "NodeName"]  # the first one connects to the second one
+
+
+def ring(nodes: Sequence[NodeName]) -> tuple[Pair, ...]:
+    """Return the pairs of neighbours, each once.
+
+    >>> ring("abc"), ring("ab"), ring("a")
+    ((('a', 'b'), ('b', 'c'), ('c', 'a')), (('a', 'b'),), ())
+    """
+    pairs = zip(nodes, [*nodes[1:], *nodes[:1]], strict=True)
+    return tuple(pairs)[: len(nodes) if len(nodes) > 2 else len(nodes) - 1]  # noqa: PLR2004 - two are one pair
+
+
+def found(
+    nodes: Sequence[NodeName],
+    spares: Sequence[NodeName],
+    talk: Callable[[Collection[Pair]], Mapping[Pair, bool]],  # asks pairs; those that cannot tell are missing
+) -> Blame:
+    """Return what is broken among the nodes; each of the two rounds is one call of `talk`."""
+    first = talk(ring(nodes))
+    broken = [pair for pair, reached in first.items() if not reached]
+    if not broken:
+        return Blame()
+    doubted = tuple(dict.fromkeys(node for pair in broken for node in pair))
+    witnesses = [*(node for pair, reached in first.items() if reached for node in pair), *spares]
+    witnesses.sort(key=doubted.__contains__)
+    asked = [(witness, node) for witness in witnesses[:1] for node in doubted if node != witness]
+    second = talk([*broken, *asked])
+    broken = [pair for pair in broken if second.get(pair) is False]
+    if not broken:
+        return Blame()
+    cut = tuple(node for witness, node in asked if second.get((witness, node)) is False)
+    if len(cut) == len(asked) > 1:  # it is the witness, or all of the network
+        cut = ()
+    pairs = listed([f"{one} and {other}" for one, other in broken])
+    why = f"no bytes pass between {pairs} on the ranks' network"
+    return Blame(why=f"{why}: {listed(cut)} is cut off" if cut else why, nodes=cut)
+
+
+class NeighbourTest:
+    """Has the agents of one launch exchange bytes, in a thread; the supervising thread asks how it went."""
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeName],  # in the order of the ring
+        hosts: Mapping[NodeName, str],  # the address of each, and of spares besides
+        stubs: Callable[[Iterable[NodeName]], Mapping[NodeName, Any]],  # what calls their agents
+        clock: Clock,
+        *,
+        are_ports_open: bool = False,
+    ) -> None:
+        self._nodes, self._hosts, self._ask_for_stubs, self._clock = nodes, hosts, stubs, clock
+        self.are_ports_open = are_ports_open  # whether a pair of this job's exchanged bytes while all was well
+        self._stubs: Mapping[NodeName, Any] = {}
+        self._thread: threading.Thread | None = None
+        self._learned_at = float("-inf")
+        self.answer: Blame | None = None  # of the newest test; None while it is under way
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a test runs: it takes two rounds at most."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def learn(self) -> None:
+        """Find out whether the first pair can, while all is well; asked all the while, rarely. Does not wait."""
+        # Not of all pairs: of many agents the launcher calls a few.
+        now = self._clock.monotonic()
+        if not self.are_ports_open and now - self._learned_at >= AGAIN_S and not self.is_under_way:
+            self._learned_at = now
+            self._start(self._learn, self._nodes[:2])
+
+    def start(self) -> None:
+        """Find out what is broken; `answer` says it. Does not wait."""
+        self.answer = None if self.are_ports_open else Blame()
+        if self.are_ports_open:
+            self._start(self._test, self._hosts)
+
+    def _start(self, target: Callable[[], None], nodes: Iterable[NodeName]) -> None:
+        self._stubs = self._ask_for_stubs(nodes)  # here: its owner is the supervising thread
+        self._thread = threading.Thread(target=target, name="deeplink-ring-test", daemon=True)
+        self._thread.start()
+
+    def _learn(self) -> None:
+        self.are_ports_open = any(self._talk(ring(self._nodes)[:1]).values())
+
+    def _test(self) -> None:
+        answer = Blame()
+        try:
+            answer = found(self._nodes, [*(self._hosts.keys() - {*self._nodes})], self._talk)
+        finally:
+            self.answer = answer
+
+    def _talk(self, pairs: Collection[Pair]) -> dict[Pair, bool]:
+        """Have each pair exchange bytes, all at once; a pair one of whose agents does not answer is missing."""
+        deadline = self._clock.monotonic() + ROUND_S
+        listeners = {
+            node: self._ask(node, LISTEN_S, listen_on=self._hosts[node], for_s=ROUND_S)
+            for node in {other for _, other in pairs} & self._stubs.keys()
+        }
+        ports = {node: reply.port for node, reply in _replies(listeners).items()}
+        peers = {pair: f"{self._hosts[pair[1]]}:{ports[pair[1]]}" for pair in pairs if pair[1] in ports}
+        left_s = deadline - self._clock.monotonic()
+        calls = {
+            node: self._ask(node, left_s, peers=[peers[pair] for pair in peers if pair[0] == node], for_s=TRY_S)
+            for node in {one for one, _ in peers} & self._stubs.keys()
+        }
+        replies = _replies(calls)
+        return {pair: peers[pair] in replies[pair[0]].reached for pair in peers if pair[0] in replies}
+
+    def _ask(self, node: NodeName, timeout_s: float, **question: Any) -> Any:
+        try:
+            return self._stubs[node].TestPeers.future(node_pb2.TestPeersRequest(**question), timeout=timeout_s)
+        except ValueError:  # the connection was closed meanwhile
+            return None
+
+
+def _replies(calls: Mapping[NodeName, Any]) -> dict[NodeName, node_pb2.TestPeersReply]:
+    replies = {}
+    for node, call in calls.items():
+        try:
+            if call is not None:
+                replies[node] = call.result()
+        except grpc.RpcError as problem:
+            log.info("%s cannot exchange bytes with its neighbours now: %s", node, problem)
+    return replies

@@ -6,8 +6,8 @@ at something that takes long is worse than to restart a hung one late. So latene
 - A rank is stopped (SIGSTOP) while another one is not: nothing will ever come of that. Hung, at a third of the
   limit, or once it was seen so for ten seconds, whatever was learned.
 - All are stopped: somebody holds the whole job. Left alone.
-- All are late, and it is seen why nothing will come: the ranks' network is broken (`ring_test.py`), or those that
-  the others wait for neither work nor move data (`hang_attribution.py`). Hung, at the limit.
+- All are late, and it is seen why nothing will come: the ranks' network is broken, or those that the others
+  wait for neither work nor move data (`hang_attribution.py`). Hung, at the limit.
 - All are late, and nobody works: no rank, nor any process below one, uses the CPU. Hung after ten minutes: storage
   that all wait for looks like that.
 - Somebody works: left alone, and told.
@@ -19,7 +19,7 @@ import json
 import math
 import statistics
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from deeplink.core.text import listed
@@ -55,14 +55,6 @@ SIGMA = 1.4826  # times the median absolute deviation is the standard deviation 
 LEAST_RANKS = 3  # of two different ranks either may be the slow one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SilenceLimit:
-    """The longest allowed silence of a section."""
-
-    seconds: float  # by then a rank is late
-    is_learned: bool = False  # whether it comes from this job's own history
-
-
 class Silences:
     """Silences learned of one job, over all its attempts."""
 
@@ -80,13 +72,13 @@ class Silences:
         """Whether such a section has ever ended."""
         return section in self._seen
 
-    def limit(self, section: str) -> SilenceLimit:
-        """Return how long the section may be silent, by what is known now."""
+    def limit(self, section: str) -> float:
+        """Return after how many seconds of silence a rank is late in the section, by what is known now."""
         if section not in self._seen:
-            return SilenceLimit(seconds=SETUP_S if section == SETUP else UNKNOWN_S)
+            return SETUP_S if section == SETUP else UNKNOWN_S
         ordered = sorted(self._seen[section])
         usual = ordered[min(len(ordered) - 1, math.ceil(QUANTILE * len(ordered)))]
-        return SilenceLimit(seconds=max(LEAST_S, FACTOR * usual), is_learned=True)
+        return max(LEAST_S, FACTOR * usual)
 
     def as_text(self) -> str:
         """Return all of it as JSON, for `Silences.read`."""
@@ -144,13 +136,11 @@ class ProgressClock:
         self._ranks: dict[int, _Rank] = {}
         self._began = self._ticked = 0.0
         self._world = 0
-        self.has_sections = False
 
     def begin(self, now: float, world: int) -> None:
         """A new attempt of so many ranks begins."""
         self._ranks, self._world = {}, world
         self._began = self._ticked = now
-        self.has_sections = False
 
     def tick(self, now: float) -> None:
         """Called all the while; when we did not run ourselves, that time does not count."""
@@ -163,8 +153,6 @@ class ProgressClock:
 
     def take(self, rank: int, step: int | None, section: str, now: float) -> None:
         """Take in a report of a rank, `step` None where it has done none. The same step and section is not new."""
-        if section != STEPS and not (section == SETUP and step is None):
-            self.has_sections = True
         known = self._ranks.get(rank)
         if known is None:
             # A report of steps ends the setup; one that says "setup" goes on with it.
@@ -205,43 +193,35 @@ class ProgressClock:
             ranks = self._set_up
         # Asked ten times a second, perhaps of ten thousand ranks: each section's limit is worked out once.
         limits = {section: self._limit(section) for section in {one.section for one in ranks.values()}}
-        return _overdue(ranks, limits, now, share)
+        learned = {section: self._steps_s is None and self._silences.knows(section) for section in limits}
+        return tuple(
+            LateRank(rank, one.section, now - one.since, limits[one.section], learned[one.section])
+            for rank, one in sorted(ranks.items())
+            if now - one.since > share * limits[one.section]
+        )
 
-    def quiet(self, now: float, share: float = 1.0) -> tuple[LateRank, ...]:
+    def quiet(self, now: float, share: float = 1.0) -> set[int]:
         """Return the ranks without news for this share of the shortest limit there is, whatever was learned."""
         # Also those that were never heard of, where none was, or where most others were: then this one should
         # have been, too. No other rank can be late.
-        least = SilenceLimit(seconds=LEAST_S if self._steps_s is None else min(LEAST_S, self._steps_s))
+        least_s = LEAST_S if self._steps_s is None else min(LEAST_S, self._steps_s)
         ranks = self._ranks
         if len(ranks) < self._world and (not ranks or 2 * len(ranks) > self._world):
             ranks = self._set_up | ranks
-        return _overdue(ranks, dict.fromkeys({one.section for one in ranks.values()}, least), now, share)
+        return {rank for rank, one in ranks.items() if now - one.since > share * least_s}
 
     @property
     def _set_up(self) -> dict[int, _Rank]:
         return {rank: _Rank(None, SETUP, self._began) for rank in range(self._world)}
 
-    def _limit(self, section: str) -> SilenceLimit:
-        limit = self._silences.limit(section)
-        if self._steps_s is None:
-            return limit
-        seconds = self._steps_s if section == STEPS else max(self._steps_s, limit.seconds)
-        return replace(limit, seconds=seconds, is_learned=False)
+    def _limit(self, section: str) -> float:
+        if section == STEPS and self._steps_s is not None:
+            return self._steps_s
+        return max(self._steps_s or 0.0, self._silences.limit(section))
 
     def are_all(self, late: Collection[LateRank]) -> bool:
         """Whether these are all ranks that were heard of: then nobody makes progress."""
         return bool(late) and len(late) >= len(self._ranks)
-
-
-def _overdue(
-    ranks: Mapping[int, _Rank], limits: Mapping[str, SilenceLimit], now: float, share: float
-) -> tuple[LateRank, ...]:
-    late = []
-    for rank, one in sorted(ranks.items()):
-        limit, silent_s = limits[one.section], now - one.since
-        if silent_s > share * limit.seconds:
-            late.append(LateRank(rank, one.section, silent_s, limit.seconds, limit.is_learned))
-    return tuple(late)
 
 
 def hung(

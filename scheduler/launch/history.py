@@ -31,13 +31,6 @@ ALIKE = 0.05  # runs without steps that failed, and differ by no more than this 
 LONG_RUN_S = 600.0  # an attempt of a job that reports no steps counts as progress when it ran for so long
 
 
-def step_seconds(first: ProgressPoint | None, last: ProgressPoint | None) -> float:
-    """Return how long a step took between two reports of a rank; 0 where they are of one step."""
-    if first is None or last is None or last.step <= first.step:
-        return 0.0
-    return max(0.0, last.unix - first.unix) / (last.step - first.step)
-
-
 @dataclass(slots=True)
 class Progress:
     """The newest step of a run and of its newest attempt; pure."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from deeplink.core.codec import from_row, to_row
 from deeplink.core.publish import kept_object, write_text
 from deeplink.core.timeouts import LastAnswer, call_with_timeout
+from deeplink.core.types import NodeName
 from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
 from deeplink.scheduler.launch.history import Progress
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deeplink.core.clock import Clock
-    from deeplink.core.types import NodeName
     from deeplink.scheduler.launch.agent_pool import AgentPool
     from deeplink.scheduler.launch.backend import AgentStep, Backend, RankStep, Reach
     from deeplink.scheduler.launch.launcher_process import ParentLink
@@ -241,12 +241,17 @@ class Handover:
             link.end_strays({*agents, *self._restarted, *(pid for one in slots for pid, _ in one.steps)})
 
     @property
+    def silent_host(self) -> NodeName | None:
+        """The node whose launcher we follow, where that is another one; it was silent as the role was taken."""
+        place = None if self.before is None else self.before.place
+        return None if place is None or place.host == self._here else NodeName(place.host)
+
+    @property
     def said(self) -> str:
         """What became of the launcher before us, for people."""
-        place = None if self.before is None else self.before.place
-        if place is None or place.host == self._here:
+        if self.silent_host is None:
             return f"signal {self.link.died or 0:d} ended the launcher, and it was started again"
-        return f"{place.host} is silent, and {self._here} has taken the launcher's role"
+        return f"{self.silent_host} is silent, and {self._here} has taken the launcher's role"
 
     def keep_role(
         self,

@@ -229,29 +229,6 @@ def near_hcas(inside: Inside) -> str:
     return f"={','.join(near)}" if far and near and all(name.startswith("mlx") for name in near) else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """The fabric a launch goes by."""
-
-    fabric: Fabric
-    source: str  # who told of it, for people; empty where nobody did
-    missing: tuple[NodeName, ...]  # the nodes it lacks. They count as neighbours of each other
-
-
-def known_fabric(nodes: Mapping[NodeName, str], site: SiteFabric | None, ask_slurm: Callable[[], Fabric]) -> Known:
-    """Return the fabric to use: the site's, where it has any of the nodes, or what Slurm told them or tells us."""
-    # Never a mixture: two sources may call one switch by two names.
-    if site is not None and (known := _lacking(site.fabric, nodes, site.source)).missing != tuple(nodes):
-        return known
-    if (told := fabric_from_addresses(nodes)).paths:
-        return _lacking(told, nodes, "Slurm")
-    return _lacking(ask_slurm(), nodes, "scontrol show topology")
-
-
-def _lacking(fabric: Fabric, nodes: Mapping[NodeName, str], source: str) -> Known:
-    return Known(fabric, source, tuple(node for node in nodes if not fabric.path(node)))
-
-
 def with_hcas(facts: Mapping[NodeName, NodeFacts], site: SiteFabric | None) -> dict[NodeName, NodeFacts]:
     """Return the nodes with what the site says of their cards."""
     hcas = site.hcas if site is not None else {}
@@ -267,20 +244,21 @@ def with_domains(facts: Mapping[NodeName, NodeFacts], fabric: Fabric) -> dict[No
 def fabric_below(
     nodes: Mapping[NodeName, str], site: SiteFabric | None, ask_slurm: Callable[[], Fabric]
 ) -> Fabric:
-    """Return the fabric that is known, as `known_fabric` does; where nobody can tell, an empty one."""
-    known = known_fabric(nodes, site, lambda: _asked(ask_slurm))
-    if site is not None and known.source != site.source:
-        log.warning("%s has none of the job's nodes: the fabric is what Slurm says", site.source)
-    elif known.missing and len(known.missing) < len(nodes):
-        lacking = counted(len(known.missing), "node")
-        log.warning("%s lacks %s of the job (%s)", known.source, lacking, listed(known.missing, 5))
-    return known.fabric
-
-
-def _asked(ask_slurm: Callable[[], Fabric]) -> Fabric:
-    try:
-        return ask_slurm()
-    except DeepLinkError as problem:
-        # An order by name is worse, not wrong: no reason not to run.
-        log.warning("the fabric is not known: %s", problem)
-        return Fabric({})
+    """Return the site's fabric, where it has any of the nodes, or Slurm's; an empty one where nobody can tell."""
+    # Never a mixture: two sources may call one switch by two names. Nodes that it lacks count as neighbours.
+    if site is not None and any(map(site.fabric.path, nodes)):
+        fabric, source = site.fabric, site.source
+    else:
+        if site is not None:
+            log.warning("%s has none of the job's nodes: the fabric is what Slurm says", site.source)
+        fabric, source = fabric_from_addresses(nodes), "Slurm"
+    if not fabric.paths:
+        try:
+            fabric, source = ask_slurm(), "scontrol show topology"
+        except DeepLinkError as problem:
+            # An order by name is worse, not wrong: no reason not to run.
+            log.warning("the fabric is not known: %s", problem)
+    missing = [node for node in nodes if not fabric.path(node)]
+    if 0 < len(missing) < len(nodes):
+        log.warning("%s lacks %s of the job (%s)", source, counted(len(missing), "node"), listed(missing, 5))
+    return fabric

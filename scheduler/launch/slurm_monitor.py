@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from deeplink.core import process_metrics
 from deeplink.core.timeouts import LastAnswer
 from deeplink.scheduler.launch.backend import OVER_S, NodesStatus
-from deeplink.scheduler.launch.history import step_seconds
 from deeplink.scheduler.recovery.records import IncidentKind
 from deeplink.scheduler.recovery.relaunch import AttemptVerdict, NextMove
 
@@ -66,14 +65,21 @@ class NodesPoller:
             self._last.ask()
         return self.status
 
-    def look(self, listen: Callable[[], None]) -> NodesStatus:
-        """Return the answer to a question asked now; the last one where none comes in time."""
+    def ask(self) -> float:
+        """Ask now, without waiting; return when, for `look`."""
+        now = self._clock.monotonic()
+        self._last.ask()
+        return now
+
+    def look(self, listen: Callable[[], None], since: float = math.inf) -> NodesStatus:
+        """Return the answer to a question asked since then, or now; the last one where none comes in time."""
         began = self._clock.monotonic()
-        while self._last.asked < began and self._clock.monotonic() < began + NODES_S:
+        since = min(began, max(since, began - NODES_S))
+        while self._last.asked < since and self._clock.monotonic() < began + NODES_S:
             self._last.ask()
             listen()
             self._clock.sleep(PAUSE_S)
-        self._is_answered = self._last.answered >= began
+        self._is_answered = self._last.answered >= since
         return self.status
 
     def report(self, events: EventLog, usable: Collection[NodeName], chosen: Collection[NodeName]) -> None:
@@ -170,7 +176,9 @@ class Deadline:
     @property
     def step_s(self) -> float:
         """Seconds of a step lately; 0 where too little was heard."""
-        return step_seconds(self._points[0], self._points[-1]) if self._points else 0.0
+        if not self._points or (steps := self._points[-1].step - self._points[0].step) <= 0:
+            return 0.0
+        return max(0.0, self._points[-1].unix - self._points[0].unix) / steps
 
     @property
     def margin(self) -> float:
@@ -206,8 +214,6 @@ class ExternalEvents:
     told: str = ""  # the signal that told us to end; empty while none did
     code: int | None = None  # exit code of the ranks; None while they run
     agents_gone: bool = False  # all agents have ended, and we did not end them
-    # Most nodes were silent at once, or all but our own, and Slurm has not said since whose the job is.
-    cut_off: bool = False
     status: JobStatus | None = None  # Slurm's answer to a question asked since any of this began
     asked_for_s: float = 0.0  # since then
     now: DeadlineAction = DeadlineAction.NOTHING  # what the time limit asks for
@@ -218,11 +224,6 @@ class ExternalEvents:
     def was_ended(self) -> bool:
         """Whether something was ended that we did not end."""
         return bool(self.told or self.agents_gone or self.code == TERMINATED)
-
-    @property
-    def wants_status(self) -> bool:
-        """Whether Slurm is to be asked."""
-        return self.cut_off or self.was_ended
 
 
 def look_outside(seen: ExternalEvents) -> AttemptVerdict | None:
@@ -301,6 +302,7 @@ class SlurmMonitor:
     @property
     def in_doubt(self) -> bool:
         """Whether it may have been us who were cut off, and Slurm has not said since whose the job is."""
+        # Most nodes were silent at once, or all but our own.
         return self._cut_off_at is not None
 
     def begin(self) -> None:
@@ -319,12 +321,11 @@ class SlurmMonitor:
             told=told,
             code=code,
             agents_gone=self._agents.is_gone,
-            cut_off=self.in_doubt,
             now=self._time_limit(now),
             gained=gained,
             requeueable=self.requeueable,
         )
-        if not seen.wants_status or not self._backend.can_requeue:
+        if not (self.in_doubt or seen.was_ended) or not self._backend.can_requeue:
             self._odd_at = None
             return look_outside(replace(seen, asked_for_s=float("inf")))
         self._odd_at = now if self._odd_at is None else self._odd_at

@@ -80,7 +80,6 @@ class Supervisor:
         self._begun = 0  # attempts
         self._usable: list[NodeName] = []
         self._ending: signal.Signals | None = None
-        self._boots: dict[NodeName, str] = {}
         self._step: RankStep | None = None
         self._is_alone = False  # the process that holds our place in the batch script is dead, and that is told
         self._has_news = False  # for the run's state: the attempt has come to its first step
@@ -135,7 +134,7 @@ class Supervisor:
         """Go on with the attempt of a launcher that died; a verdict where something is to be done at once."""
         launch = before.launch
         self._attempt, self._begun, self._usable = launch.attempt, before.begun, [*before.usable]
-        self._boots, self.has_lost = dict(before.boots), before.has_lost
+        self._agents.boots, self.has_lost = dict(before.boots), before.has_lost
         self._history.go_on(before.progress, before.setbacks, before.relaunches)
         self._progress = before.progress
         self._hangs.begin(launch)
@@ -144,7 +143,9 @@ class Supervisor:
         layout = RankLayout(launch=launch, crossings=crossings, crossings_stock=stock, groups=self._spec.groups)
         link, said = handover.link, handover.said
         away_s = max(0.0, self._clock.monotonic() - link.died_at)
-        self._reporter.take_over(layout, before.incident, said, away_s)
+        if handover.silent_host is not None:
+            self._agents.count_silence(handover.silent_host)
+        self._reporter.take_over(layout, before.incident, said, away_s, handover.silent_host)
         reach = self._agents.reach(launch.attempt)
         self._step = handover.ranks(self._backend, before, self._spec.command, reach)
         is_there = self._step is not None
@@ -188,7 +189,7 @@ class Supervisor:
             usable=tuple(self._usable),
             restarted=restarted,
             has_lost=self.has_lost,
-            boots=dict(self._boots),
+            boots=dict(self._agents.boots),
             relaunches=self._history.relaunches,
             setbacks=tuple(self._history.setbacks),
             progress=replace(self._progress),
@@ -214,9 +215,9 @@ class Supervisor:
         self._hangs.begin(layout.launch)
         self._slurm.begin()
         self._begun += 1
-        self._boots = {node: boot for node, boot in self._agents.boot_ids().items() if boot}
+        self._agents.boots = {node: boot for node, boot in self._agents.boot_ids().items() if boot}
         self._events.waiting("")
-        self._reporter.begin(layout, self._hangs.told_s)
+        self._reporter.begin(layout)
         began = self._clock.monotonic()
         self._leave(layout, began)
         self._step = self._ranks(layout.launch)
@@ -269,7 +270,6 @@ class Supervisor:
         if self._handover is not None:
             self._handover.look(self._agents)
         self._hangs.take(reports)
-        self._reporter.describe(step_timeout_s=self._hangs.told_s)
         self._reporter.note_slow(self._hangs.stragglers)
         points = points_of(reports)
         self._reporter.note(points)
@@ -296,7 +296,7 @@ class Supervisor:
             return outside
         self._restart_agents()
         active, spares = running.layout.active, self._spares(running)
-        silence, rebooted = self._agents.silence(), self._rebooted()
+        silence, rebooted = self._agents.silence(), self._agents.rebooted()
         late = self._hangs.look()
         is_doubtful = any(silence[node].answer_s >= self._policy.silence_s for node in (*active, *spares))
         seen = AttemptEvidence(
@@ -348,11 +348,6 @@ class Supervisor:
             said = f"{counted(len(nodes), 'agent')} gone from machines that answer: starting once more"
             self._events.event("agents-again", said, nodes=nodes)
 
-    def _rebooted(self) -> set[NodeName]:
-        """Return the nodes that run another boot of their kernel than at the start of this attempt."""
-        known = {node: boot for node, boot in self._agents.boot_ids().items() if boot}
-        return {node for node, boot in known.items() if self._boots.setdefault(node, boot) != boot}
-
     def _pass_signals(self, running: _Running) -> None:
         while self._signals:
             number = self._signals.popleft()
@@ -379,21 +374,22 @@ class Supervisor:
         """End the ranks and return the nodes for the next ones; empty where too few are left to us."""
         if is_new := verdict.kind is not IncidentKind.LAUNCHER_RESTARTED:  # that was told with the takeover
             self._open(verdict, Action.RELAUNCH)
-        if verdict.cause is Cause.HANG and not verdict.slow:
+        if verdict.cause is Cause.HANG and verdict.kind is not IncidentKind.STRAGGLER:
             verdict = self._located(verdict)
         self._forget(verdict.lost)
         why = verdict.because
         self._events.event("relaunch", f"{why}: starting the ranks again", lost=verdict.lost, because=why)
         self._reporter.enter(Phase.RECOVERING, why)
         self._leave(running.layout, running.began)
+        asked = self._nodes.ask()  # Slurm answers while the ranks end
         self._while_listening(running.step.kill)
         if is_new:
             self._history.note(verdict.cause or Cause.UNKNOWN, verdict.code, self._clock.monotonic())
-        return self._selected(verdict.suspects)
+        return self._selected(verdict.suspects, asked)
 
-    def _selected(self, suspects: Collection[NodeName] = ()) -> list[NodeName]:
+    def _selected(self, suspects: Collection[NodeName] = (), asked: float = math.inf) -> list[NodeName]:
         """Return the nodes for the next attempt, by what Slurm says too; empty where they are too few."""
-        status = self._nodes.look(self._listen)
+        status = self._nodes.look(self._listen, asked)
         before = self._usable
         self._forget(status.taken)
         chosen = select_nodes(
@@ -457,7 +453,8 @@ class Supervisor:
         blamed = next(iter((*verdict.lost, *verdict.suspects)), None)
         kind = verdict.kind or IncidentKind.RANK_FAILED
         self._reporter.settle(IncidentOutcome.FAILED)  # the one before, if it has not come to a step since
-        self._reporter.open(kind, blamed, quiet_s, verdict.because, action, ends=not verdict.slow)
+        ends = kind is not IncidentKind.STRAGGLER
+        self._reporter.open(kind, blamed, quiet_s, verdict.because, action, ends=ends)
 
     def _silent_s(self, nodes: Collection[NodeName]) -> dict[NodeName, float]:
         """Return for how long nothing was heard of each of these nodes."""

@@ -188,8 +188,8 @@ class HeartbeatTable:
     def hear(self, beat: Beat, now: float, *, kept: bool = True) -> bool:
         """Record a heartbeat; False if a newer attempt of its job, or a newer heartbeat, was heard."""
         job = beat.attempt.job
-        if not kept:
-            beat = replace(beat, phase=_unkept(beat.phase))
+        if not kept and beat.phase is Phase.STRANDED:  # what is asked of us waits until it is on record
+            beat = replace(beat, phase=Phase.RECOVERING)
         with self._lock:
             before = self._heard.get(job)
             if before and before.beat.attempt > beat.attempt:
@@ -298,10 +298,6 @@ class HeartbeatTable:
         """Return the newest report of every standing agent."""
         with self._lock:
             return tuple(self._attended.values())
-
-
-def _unkept(phase: Phase) -> Phase:
-    return Phase.RECOVERING if phase is Phase.STRANDED else phase
 
 
 def _essence(node: NodeRecord) -> tuple[object, ...]:

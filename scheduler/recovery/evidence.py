@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.core.finding import Severity
 from deeplink.scheduler.recovery.records import IncidentKind, Phase, end_id, incident_id
-from deeplink.scheduler.recovery.thresholds import Thresholds
+from deeplink.scheduler.recovery.witnesses import Thresholds
 from deeplink.scheduler.slurm.states import JobState
 
 if TYPE_CHECKING:

@@ -166,14 +166,9 @@ def _same_job(old: Incident, new: Incident) -> bool:
     return old.attempt is not None and new.attempt is not None and old.attempt.job == new.attempt.job
 
 
-def _lasts(incident: Incident) -> bool:
-    """Whether its job has not trained since: one that failed may yet go on."""
-    return incident.outcome is not IncidentOutcome.RECOVERED
-
-
 def are_together(old: Incident, new: Incident) -> bool:
     """Whether both were at one time. While its job has not trained again, a job's loss of a node goes on."""
-    ours = _same_job(old, new) and _lasts(old)
+    ours = _same_job(old, new) and old.outcome is not IncidentOutcome.RECOVERED
     return new.began_unix <= _end(old, lasts=ours) + SLACK_S and old.began_unix <= _end(new) + SLACK_S
 
 

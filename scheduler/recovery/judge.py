@@ -1,8 +1,8 @@
 """Evidence -> verdicts, each with its reasons, and what each asks to be done. Pure.
 
-`TABLE` is the whole of it; `recovery_steps` makes of each remedy one command after another. The order of thought:
-is it us? a switch? more at once than can be believed? Only then is a node called dead, sick or without its slurmd,
-or a job restarted. `witnesses` says what proves a node dead; docs/decisions/0006-recovery-ladder.md,
+docs/verdicts.md has the table; `recovery_steps` makes of each remedy one command after another. The order of
+thought: is it us? a switch? more at once than can be believed? Only then is a node called dead, sick or without
+its slurmd, or a job restarted. `witnesses` says what proves a node dead; docs/decisions/0006-recovery-ladder.md,
 0021-whom-to-blame.md and 0043-witnesses.md say why each rule is as it is.
 """
 
@@ -10,11 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deeplink.scheduler.recovery.evidence import (
-    ProbeResult,
-    Remedy,
-    Verdict,
-)
+from deeplink.scheduler.recovery.evidence import ProbeResult, Remedy, Verdict
 from deeplink.scheduler.recovery.node_rules import (
     about_leaf,
     answers,
@@ -44,26 +40,6 @@ if TYPE_CHECKING:
     from deeplink.core.types import NodeName
     from deeplink.scheduler.recovery.evidence import JobSnapshot, NodeSnapshot, Snapshot, WatchPolicy
 
-_NODE_LOSS = (Remedy.NOTHING, Remedy.DRAIN, Remedy.DRAIN_DOWN)
-_JOB_LOSS = (Remedy.NOTHING, Remedy.RESTART)
-
-TABLE: tuple[tuple[str, IncidentKind, tuple[Remedy, ...]], ...] = (
-    # Evidence, verdict, remedies; NOTHING beside another one: a brake, the policy or --no-requeue holds it back.
-    ("slurmctld or most nodes silent", IncidentKind.WATCHDOG_PARTITIONED, (Remedy.NOTHING,)),
-    ("all nodes of a leaf silent, a second witness", IncidentKind.SWITCH_SUSPECT, _NODE_LOSS),
-    ("most agents silent, their nodes answer", IncidentKind.AGENTS_SILENT, (Remedy.NOTHING,)),
-    ("probes of slurmd fail, a second witness", IncidentKind.NODE_DEAD, _NODE_LOSS),
-    ("slurmd gone or started again, an agent heard", IncidentKind.SLURMD_LOST, (Remedy.NOTHING,)),
-    ("a node's own checks", IncidentKind.NODE_SICK, (Remedy.COMMENT, Remedy.DRAIN)),
-    ("the launcher has no way on, or waits for the lost", IncidentKind.JOB_STRANDED, _JOB_LOSS),
-    ("the launcher not heard, every node answers", IncidentKind.LAUNCHER_LOST, _JOB_LOSS),
-    ("another kernel since the agent fell silent", IncidentKind.NODE_REBOOTED, _JOB_LOSS),
-    ("requeued by Slurm for an incident, and held", IncidentKind.REQUEUE_HELD, _JOB_LOSS),
-    ("Slurm ended it: preempted", IncidentKind.PREEMPTED, (Remedy.NOTHING,)),
-    ("Slurm ended it: its time was up", IncidentKind.TIME_LIMIT, (Remedy.NOTHING,)),
-    ("Slurm ended it: memory", IncidentKind.OUT_OF_MEMORY, (Remedy.NOTHING,)),
-    ("a node that we drained answers and is well", IncidentKind.NODE_BACK, (Remedy.RESUME,)),
-)
 _KINDS = {
     JobState.PREEMPTED: (IncidentKind.PREEMPTED, "Slurm gave its nodes to another job"),
     JobState.TIMEOUT: (IncidentKind.TIME_LIMIT, "it reached its time limit"),
@@ -268,7 +244,7 @@ def _launcher_brake(job: JobSnapshot, snapshot: Snapshot, policy: WatchPolicy) -
     ]
     count = len(lost)
     every = 1 < count == len(live)
-    if not every and not is_braked([0.0] * count, len(live), most=policy.most_at_once, brake_s=policy.brake_s):
+    if not every and not is_braked([0.0] * count, len(live), policy):
         return ()
     return (
         f"brake: {count} of {len(live)} launchers silent at once on hosts that answer: is it our port, or token?",

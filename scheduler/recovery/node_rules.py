@@ -186,10 +186,10 @@ def brake(dead: Mapping[NodeName, object], snapshot: Snapshot, policy: WatchPoli
         job = next((job.attempt.job for job in jobs_on(name, snapshot)), name)
         away_s = snapshot.nodes[name].away_s if name in dead else 0.0
         silent_s[job] = min(away_s, silent_s.get(job, away_s))
-    of, most, brake_s = len(snapshot.nodes), policy.most_at_once, policy.brake_s
-    if not dead or not is_braked(silent_s.values(), of, most=most, brake_s=brake_s):
+    if not dead or not is_braked(silent_s.values(), len(snapshot.nodes), policy):
         return ()
-    return (f"brake: {len(silent_s)} losses at once: nothing is done until they have lasted {brake_s:.0f} s",)
+    said = f"nothing is done until they have lasted {policy.brake_s:.0f} s"
+    return (f"brake: {len(silent_s)} losses at once: {said}",)
 
 
 # Silent leaves: is it their switch?
@@ -312,16 +312,13 @@ def sick_nodes(snapshot: Snapshot, policy: WatchPolicy, elsewhere: AbstractSet[N
         if node.findings and name not in elsewhere and not node.down
     }
     found = {name: those for name, node in telling.items() if (those := counting(node, storage_frozen=frozen))}
-    grave = {name for name, node in telling.items() if _is_grave(counting(node, storage_frozen=False))}
+    known = {name: counting(node, storage_frozen=False) for name, node in telling.items()}
+    grave = {name for name, those in known.items() if those and those[0].severity is Severity.ERROR}
     # A site's check gone wrong finds fault with every node, one after another: it must not drain them all.
     count = len(grave | {name for name, node in snapshot.nodes.items() if node.sick})
-    braked = is_braked([0.0] * count, len(snapshot.nodes), most=policy.most_at_once, brake_s=policy.brake_s)
+    braked = is_braked([0.0] * count, len(snapshot.nodes), policy)
     held = (f"brake: {count} nodes sick at once: is a check at fault?",) if braked else ()
     return [_verdict(snapshot.nodes[name], those, held) for name, those in found.items()]
-
-
-def _is_grave(findings: tuple[Finding, ...]) -> bool:
-    return bool(findings) and findings[0].severity is Severity.ERROR
 
 
 def storage_frozen(snapshot: Snapshot, policy: WatchPolicy) -> bool:

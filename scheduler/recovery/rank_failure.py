@@ -198,38 +198,32 @@ class Tried:
 _MORE_MEMORY = "ask for more memory (--mem, --gpus-per-node), or take smaller batches"
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Why nothing is started again, and as what that goes down."""
-
-    kind: IncidentKind
-    because: str
-
-
-def stop_for(cause: Cause, code: int, kind: IncidentKind, tried: Tried, limits: RelaunchLimits) -> Stop | None:
-    """Return why an attempt that ended so is the last one; None where another one makes sense.
+def stop_for(
+    cause: Cause, code: int, kind: IncidentKind, tried: Tried, limits: RelaunchLimits
+) -> tuple[IncidentKind, str] | None:
+    """Return as what an attempt goes down, and why it is the last one; None where another one makes sense.
 
     >>> again = Tried(since_progress=(Setback(Cause.UNKNOWN, 1),), relaunches=1, best=12)
-    >>> stop_for(Cause.UNKNOWN, 1, IncidentKind.RANK_FAILED, again, RelaunchLimits()).because
+    >>> stop_for(Cause.UNKNOWN, 1, IncidentKind.RANK_FAILED, again, RelaunchLimits())[1]
     'exit code 1 again at step 12: the application'
     """
     exited = cause not in {Cause.NODE_LOST, Cause.HANG, Cause.NOT_STARTED}
     recent = tried.since_progress
     stop = None
     if exited and (code in limits.final_codes or not limits.retries):
-        stop = Stop(kind, f"exit code {code} is final" if limits.retries else "no retry is wanted")
+        stop = (kind, f"exit code {code} is final" if limits.retries else "no retry is wanted")
     elif cause is Cause.NO_COMMAND:
-        stop = Stop(kind, "there is no such command")
+        stop = (kind, "there is no such command")
     elif limits.most_relaunches is not None and tried.relaunches >= limits.most_relaunches:
         # Whose failure it was is not known from one look: it is not called the application's.
-        stop = Stop(kind, f"{tried.relaunches} relaunches are as many as are allowed")
+        stop = (kind, f"{tried.relaunches} relaunches are as many as are allowed")
     elif cause is Cause.OUT_OF_MEMORY and any(before.cause is cause for before in recent):
-        stop = Stop(IncidentKind.OUT_OF_MEMORY, f"out of memory again {tried.point}: {_MORE_MEMORY}")
+        stop = (IncidentKind.OUT_OF_MEMORY, f"out of memory again {tried.point}: {_MORE_MEMORY}")
     elif cause is Cause.UNKNOWN and any(before == Setback(cause, code) for before in recent):
-        stop = Stop(IncidentKind.APPLICATION_FAILED, f"exit code {code} again {tried.point}: the application")
+        stop = (IncidentKind.APPLICATION_FAILED, f"exit code {code} again {tried.point}: the application")
     elif len(recent) >= limits.most_fruitless:
         # Launches that failed, and nodes that were lost, say nothing against the application.
         own = sum(before.cause is Cause.UNKNOWN for before in recent)
         kind = IncidentKind.APPLICATION_FAILED if cause is Cause.UNKNOWN and own >= limits.most_fruitless else kind
-        stop = Stop(kind, f"{len(recent)} relaunches since the newest step, giving up")
+        stop = (kind, f"{len(recent)} relaunches since the newest step, giving up")
     return stop

@@ -175,8 +175,8 @@ class Incident:
     steps_repeated: int = 0  # steps done again because they came after the last checkpoint
     number: int = 0  # short number in the journal that holds it, for people; 0 before it is kept
     timeline: tuple[Moment, ...] = ()  # what happened, in order; the journal adds what it knows itself
-    ranks: int = 0  # of the attempt it ended: what stood still meanwhile; 0: not known
-    step_s: float = 0.0  # seconds of one step of that attempt; 0: not known
+    ranks: int = 0  # of the attempt: what stood still, where it ended that; the journal adds it. 0: not known
+    step_s: float = 0.0  # seconds of one step of that attempt; the journal adds it. 0: not known
     stacks: tuple[RankStack, ...] = ()  # where its ranks were, when that was asked. Told with it and kept apart
     job_label: str = ""  # what the job is called, `12_3` for a task of an array
 

@@ -166,13 +166,6 @@ def _comment_step(action: ActionRecord, facts: ActionFacts) -> NextCommand:
     return _give(RecoveryStep.COMMENT, facts)
 
 
-def _beyond_help(job: JobRow) -> NextCommand | None:
-    """Return the end of an action whose job is over, or cannot be started again alone."""
-    if job.state.final:
-        return NextCommand(RecoveryStep.DONE, f"the job ended: {job.state.value}")
-    return NextCommand(RecoveryStep.GIVE_UP, OF_A_WHOLE) if job.address.is_component else None
-
-
 def _node_step(facts: ActionFacts, *, down: bool, dead: bool) -> NextCommand:  # noqa: PLR0911 - a ladder: one return for each rung
     node = facts.node
     if node is None:
@@ -217,8 +210,10 @@ def _job_step(action: ActionRecord, facts: ActionFacts) -> NextCommand:  # noqa:
     job, attempt = facts.job, action.attempt
     if job is None or attempt is None:
         return NextCommand(RecoveryStep.DONE, "Slurm does not know the job any more")
-    if end := _beyond_help(job):
-        return end
+    if job.state.final:
+        return NextCommand(RecoveryStep.DONE, f"the job ended: {job.state.value}")
+    if job.address.is_component:
+        return NextCommand(RecoveryStep.GIVE_UP, OF_A_WHOLE)
     if job.held:
         return NextCommand(RecoveryStep.GIVE_UP, f"the job is held; `scontrol release {job.label}` lets it go")
     if job.state is JobState.PENDING:

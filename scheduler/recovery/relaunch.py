@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.scheduler.recovery.rank_failure import Cause, Failed, Ran, RelaunchLimits, Tried, diagnose, stop_for
 from deeplink.scheduler.recovery.records import IncidentKind
-from deeplink.scheduler.recovery.thresholds import Thresholds
-from deeplink.scheduler.recovery.witnesses import NodeWitness, is_proved
+from deeplink.scheduler.recovery.witnesses import NodeWitness, Thresholds, is_proved
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -58,7 +57,6 @@ class NextMove(Enum):
     SUPERSEDED = "elsewhere"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    GIVE_UP = "give up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +100,6 @@ class AttemptVerdict:
     because: str = ""
     lost: tuple[NodeName, ...] = ()  # nodes nothing more is to be put on
     suspects: tuple[NodeName, ...] = ()  # nodes to leave out of the next attempt, if there are enough others
-    slow: bool = False  # whether it is for a straggler
     code: int = 0  # exit code of the ranks that failed, or of the whole run, where it ends
     kind: IncidentKind | None = None  # of the incident; None where there is none
     cause: Cause | None = None  # who is to blame for the attempt's end; None where it does not end
@@ -199,7 +196,7 @@ def _about_late(seen: AttemptEvidence, policy: RelaunchPolicy, deaf: tuple[NodeN
     if not seen.slow or doubtful or len(seen.spares) < len(seen.suspects) or seen.tried.since_progress:
         return AttemptVerdict(NextMove.CONTINUE)  # slow is better than not at all
     again = _again(seen, policy, Cause.HANG, IncidentKind.STRAGGLER, seen.slow, suspects=seen.suspects)
-    return replace(again, slow=True) if again.move is NextMove.RELAUNCH else AttemptVerdict(NextMove.CONTINUE)
+    return again if again.move is NextMove.RELAUNCH else AttemptVerdict(NextMove.CONTINUE)
 
 
 def _about_lost(seen: AttemptEvidence, policy: RelaunchPolicy, lost: tuple[NodeName, ...]) -> AttemptVerdict:
@@ -249,9 +246,8 @@ def _again(
     stop = stop_for(cause, code, kind, seen.tried, policy.limits)
     if stop is None:
         return again
-    move = NextMove.FAILED if code else NextMove.GIVE_UP
     code = code or (AGAIN_CODE if cause is Cause.NODE_LOST else 1)
-    return replace(again, move=move, because=f"{because}; {stop.because}", code=code, kind=stop.kind)
+    return replace(again, move=NextMove.FAILED, because=f"{because}; {stop[1]}", code=code, kind=stop[0])
 
 
 def select_nodes(

@@ -81,6 +81,8 @@ def test_a_batch_host_that_rested_dies_and_no_rank_is_started_again(
     assert job.events("attempt-started")[0]["spares"] == ["n0"]
     assert taken_s(job, kill_batch_host(job)) < 15.0
     job.await_event("spare-lost")
+    until(lambda: bool(incidents(job)), LIMIT_S, job.told)
+    assert [(one.kind, one.node) for one in incidents(job)] == [("node-silent", "n0")]
     if not code:
         lives_on(job)
         (folder / "end").touch()
@@ -114,7 +116,9 @@ def test_a_batch_host_with_a_rank_dies_and_a_spare_takes_it(fresh_sandbox: Calla
     assert job.let_end().state is JobState.COMPLETED, job.told()
     assert job.row().restarts == 0
     assert len(job.events("attempt-started")) == 2
-    assert {one.outcome for one in incidents(job)} == {IncidentOutcome.RECOVERED}
+    (incident,) = incidents(job)
+    assert (incident.kind, incident.node, incident.outcome) == ("node-silent", "n0", IncidentOutcome.RECOVERED)
+    assert "has taken the launcher's role" in incident.evidence
 
 
 def test_where_no_node_is_left_for_its_rank_slurm_starts_the_job_again(

@@ -145,12 +145,8 @@ def step_numbers(job: Job) -> set[int]:
 
 
 def await_recovered(watch: Watch, job: Job) -> Incident:
-    def faults() -> list[Incident]:
-        # Where the batch host is lost another node takes the launcher's role, which is told by itself.
-        return [one for one in watch.faults() if one.kind != IncidentKind.LAUNCHER_RESTARTED]
-
-    until(lambda: any(one.outcome is IncidentOutcome.RECOVERED for one in faults()), LIMIT_S, watch.said)
-    (incident,) = faults()
+    until(lambda: any(one.outcome is IncidentOutcome.RECOVERED for one in watch.faults()), LIMIT_S, watch.said)
+    (incident,) = watch.faults()
     assert incident.attempt is not None
     assert incident.attempt.job == job.id
     return incident

@@ -9,8 +9,8 @@ import click
 import pytest
 
 from deeplink.cli import VERBS, cli
-from deeplink.scheduler.recovery.judge import TABLE
 from deeplink.scheduler.recovery.records import IncidentKind
+from tests.scheduler.recovery.test_judge import TABLE
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(

@@ -680,6 +680,19 @@ def test_time_in_which_we_did_nothing_blames_nobody(node: Callable[[str], Node])
     fleet.close()
 
 
+def test_of_a_host_that_was_silent_before_its_launchers_role_was_taken_some_of_it_counts(
+    node: Callable[[str], Node],
+) -> None:
+    clock = ManualClock()
+    fleet = AgentPool(Agents([]), token_of_any, clock)
+    fleet.adopt([node("n0").facts, node("n1").facts])
+    fleet.count_silence(NodeName("n1"))
+    silence = fleet.silence()
+    assert silence[NodeName("n0")].contact_s == 0.0
+    assert RelaunchPolicy().silence_s - silence[NodeName("n1")].contact_s == pytest.approx(1.1)
+    fleet.close()
+
+
 def test_a_node_whose_agent_came_up_once_more_on_another_boot_was_booted_anew() -> None:
     servers: list[BoundServer] = []
 
@@ -695,6 +708,7 @@ def test_a_node_whose_agent_came_up_once_more_on_another_boot_was_booted_anew() 
     )
     assert came_up(fleet, [n0], 1, logs="the log")
     ticked(fleet, lambda: fleet.boot_ids()[n0] == "first")
+    assert fleet.rebooted() == set()
     assert not fleet.sick()
     servers[0].server.stop(0).wait(LIMIT_S)
     ticked(fleet, lambda: fleet.silence()[n0].answer_s > 0.6)

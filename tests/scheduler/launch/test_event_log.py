@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -41,6 +42,10 @@ def point(step: int) -> ProgressPoint:
 
 def incident(number: int) -> Incident:
     return Incident(id=f"7.0.{number}-rank-failed", kind="rank-failed", began_unix=1.0, detected_unix=2.0)
+
+
+def with_news(points: list[ProgressPoint], incidents: list[Incident]) -> Beat:
+    return replace(BEAT, progress=tuple(points), incidents=tuple(incidents))
 
 
 def test_events_are_lines_of_json_with_both_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,9 +86,9 @@ def test_what_cannot_be_delivered_is_kept_for_the_next_time() -> None:
         delivered.set()
 
     courier = EventSink(deliver, "test")
-    courier.give(BEAT, [point(1), point(2)], [incident(1)], now=True)
+    courier.give(with_news([point(1), point(2)], [incident(1)]), now=True)
     assert delivered.wait(LIMIT_S)
-    courier.give(BEAT, [point(3)], [], now=True)
+    courier.give(with_news([point(3)], []), now=True)
     courier.close()
     assert [one.step for beat in seen for one in beat.progress] == [1, 2, 3]
     assert [one.id for beat in seen for one in beat.incidents] == [incident(1).id]
@@ -114,9 +119,9 @@ def test_reports_that_come_in_during_a_delivery_are_delivered_though_older_ones_
         seen.extend(one.step for one in beat.progress)
 
     courier = EventSink(deliver, "test")
-    courier.give(BEAT, [point(step) for step in range(MOST_POINTS)], [], now=True)
+    courier.give(with_news([point(step) for step in range(MOST_POINTS)], []), now=True)
     assert begun.wait(LIMIT_S)
-    courier.give(BEAT, [point(MOST_POINTS)], [], now=True)
+    courier.give(with_news([point(MOST_POINTS)], []), now=True)
     let_go.set()
     courier.close()
     assert seen == list(range(MOST_POINTS + 1))
@@ -126,7 +131,7 @@ def test_of_what_a_far_end_misses_the_newest_is_kept_and_told_in_parts() -> None
     away = Away()
     courier = EventSink(away, "test")
     for number in range(2 * MOST_INCIDENTS):
-        courier.give(BEAT, [], [incident(number)], now=True)
+        courier.give(with_news([], [incident(number)]), now=True)
     assert away.asked.acquire(timeout=LIMIT_S)
     away.is_back = True
     courier.close()
@@ -146,9 +151,9 @@ def test_what_cannot_be_told_is_dropped_with_the_reason_and_the_beat_goes_on(
 
     seen, told = list[Beat](), threading.Semaphore(0)
     courier = EventSink(deliver, "test")
-    courier.give(BEAT, [point(10)], [incident(1)], now=True)
+    courier.give(with_news([point(10)], [incident(1)]), now=True)
     assert told.acquire(timeout=LIMIT_S)
-    courier.give(BEAT, [point(3)], [], now=True)
+    courier.give(with_news([point(3)], []), now=True)
     courier.close()
     assert [one.step for beat in seen for one in beat.progress] == [3]
     (record,) = caplog.records
@@ -165,9 +170,9 @@ def test_a_far_end_that_refuses_every_report_is_told_of_once(caplog: pytest.LogC
     told = threading.Semaphore(0)
     courier = EventSink(deliver, "test")
     for step in range(8):
-        courier.give(BEAT, [point(step)], [], now=True)
+        courier.give(with_news([point(step)], []), now=True)
         assert told.acquire(timeout=LIMIT_S)
-        courier.give(BEAT, [], [], now=True)  # taken, in between
+        courier.give(BEAT, now=True)  # taken, in between
         assert told.acquire(timeout=LIMIT_S)
     courier.close()
     assert len(caplog.records) == 1
@@ -181,10 +186,10 @@ def test_a_far_end_that_hangs_holds_nobody_up() -> None:
         end.wait(LIMIT_S)
 
     courier = EventSink(hang, "test")
-    courier.give(BEAT, [], [], now=True)
+    courier.give(BEAT, now=True)
     assert hung.wait(LIMIT_S)
     for step in range(5_000):
-        courier.give(BEAT, [point(step)], [], now=True)
+        courier.give(with_news([point(step)], []), now=True)
     assert not end.is_set(), "all of it was taken over while the far end hung"
     end.set()
     courier.close()
@@ -192,7 +197,7 @@ def test_a_far_end_that_hangs_holds_nobody_up() -> None:
 
 def test_the_journal_of_a_job_holds_its_beats(tmp_path: Path) -> None:
     courier = EventSink(to_journal(tmp_path / "journal.sqlite", ManualClock()), "journal")
-    courier.give(BEAT, [point(1), point(2)], [], now=True)
+    courier.give(with_news([point(1), point(2)], []), now=True)
     courier.close()
     with Journal(tmp_path / "journal.sqlite", read_only=True) as journal:
         (job,) = journal.jobs()
@@ -242,9 +247,9 @@ def test_beats_reach_a_watchdog_over_the_wire(tmp_path: Path, caplog: pytest.Log
         deliver = to_watchdog(Config(watch=address, watch_token_file=tmp_path / "token"))
         assert deliver is not None
         courier = EventSink(deliver, "beat")
-        courier.give(BEAT, [point(13)], [], now=True)
+        courier.give(with_news([point(13)], []), now=True)
         assert told.refused.wait(LIMIT_S)
-        courier.give(BEAT, [point(4)], [], now=True)
+        courier.give(with_news([point(4)], []), now=True)
         courier.close()
     assert (told.beats[-1].user, told.beats[-1].phase) == ("ann", watch_pb2.PHASE_RUNNING)
     assert [one.step for beat in told.beats for one in beat.progress] == [4]
@@ -280,9 +285,9 @@ def test_a_beat_says_how_long_it_waited_for_the_one_before() -> None:
         assert let_go.wait(LIMIT_S)
 
     courier = EventSink(deliver, "test", clock)
-    courier.give(BEAT, [], [], now=True)
+    courier.give(BEAT, now=True)
     assert begun.wait(LIMIT_S)
-    courier.give(BEAT, [], [], now=True)
+    courier.give(BEAT, now=True)
     clock.now += 1.5
     let_go.set()
     courier.close()
@@ -300,7 +305,7 @@ def test_a_delivery_that_hangs_is_noticed(tmp_path: Path) -> None:
     courier = EventSink(hang, "test", clock)
     chronicle = EventLog(tmp_path, clock, [courier])
     assert chronicle.stuck_s() == 0.0
-    courier.give(BEAT, [], [], now=True)
+    courier.give(BEAT, now=True)
     assert hung.wait(LIMIT_S)
     clock.now += 12.0
     assert chronicle.stuck_s() == 12.0

@@ -42,7 +42,7 @@ def test_ranks_that_failed_by_themselves_are_no_business_of_slurms() -> None:
 
 @pytest.mark.parametrize("code", [None, 1, 143])
 def test_a_job_that_runs_elsewhere_is_let_go(code: int | None) -> None:
-    assert moved(cut_off=True, status=LATER, code=code) == (NextMove.SUPERSEDED, None)
+    assert moved(status=LATER, code=code) == (NextMove.SUPERSEDED, None)
 
 
 def test_told_to_end_the_ranks_have_their_time() -> None:
@@ -103,7 +103,6 @@ def test_before_the_time_limit(*, gained: bool, requeueable: bool, code: int | N
         told=st.sampled_from(["", "SIGTERM"]),
         code=st.none() | st.sampled_from([0, 1, TERMINATED]),
         agents_gone=st.booleans(),
-        cut_off=st.booleans(),
         status=st.sampled_from([None, WELL, PREEMPTED, OVER, CANCELLED, LATER]),
         asked_for_s=st.floats(0, 20),
         now=st.sampled_from(DeadlineAction),

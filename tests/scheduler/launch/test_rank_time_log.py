@@ -6,7 +6,7 @@ import pytest
 
 from deeplink.core import process_metrics as names
 from deeplink.core.types import Attempt
-from deeplink.scheduler.launch.rank_time_log import EVERY_S, MOST_NUMBERS, RankTimesLog
+from deeplink.scheduler.launch.status_reporter import EVERY_S, MOST_NUMBERS, RankTimesLog
 from deeplink.v1 import common_pb2
 
 FIRST, AGAIN = Attempt(7, 0, 0), Attempt(7, 0, 1)

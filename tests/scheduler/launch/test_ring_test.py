@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import NodeName
 from deeplink.rpc.channel import bound_server, open_channel
-from deeplink.scheduler.launch.ring_test import BrokenNetwork, NeighbourTest, Pair, found, ring
+from deeplink.scheduler.launch.hang_attribution import Blame, NeighbourTest, Pair, found, ring
 from deeplink.scheduler.node.servicer import NodeServicer, add_to
 from deeplink.v1 import node_pb2, node_pb2_grpc
 from tests.waiting import LIMIT_S, until
@@ -47,7 +47,7 @@ def test_a_pair_that_can_in_the_second_round_was_only_slow(count: int, is_known:
         works = next(rounds)
         return dict.fromkeys(pairs, works) if is_known or not works else {}
 
-    assert found(nodes, [], talk) == BrokenNetwork()
+    assert found(nodes, [], talk) == Blame()
 
 
 @given(st.integers(3, 9), st.data())
@@ -62,7 +62,7 @@ def test_one_broken_cable_is_told_and_no_node_is_blamed(count: int, data: st.Dat
 def test_a_spare_whose_own_network_is_broken_blames_nobody() -> None:
     nodes, spare = names(2), NodeName("n9")
     told = found(nodes, [spare], talk_of({nodes[0], spare}))
-    assert told == BrokenNetwork(why="no bytes pass between n0 and n1 on the ranks' network")
+    assert told == Blame(why="no bytes pass between n0 and n1 on the ranks' network")
 
 
 def _served(servicer: NodeServicer, server: grpc.Server) -> list[str]:
@@ -84,7 +84,7 @@ def stubs() -> Iterator[dict[NodeName, Any]]:
         yield made
 
 
-def answered(test: NeighbourTest) -> BrokenNetwork:
+def answered(test: NeighbourTest) -> Blame:
     test.start()
     until(lambda: test.answer is not None, LIMIT_S)
     assert test.answer is not None
@@ -97,7 +97,7 @@ def test_agents_exchange_bytes_and_the_one_that_is_cut_off_is_found(stubs: dict[
     test = NeighbourTest(nodes, hosts, lambda _: stubs, SystemClock())
     test.learn()
     until(lambda: test.are_ports_open, LIMIT_S)
-    assert answered(test) == BrokenNetwork()
+    assert answered(test) == Blame()
     hosts[nodes[1]] = "127.0.0.99"  # it listens where the others do not come to
 
     class Deaf:
@@ -121,10 +121,7 @@ def test_agents_that_are_too_old_or_gone_tell_nothing(stubs: dict[NodeName, Any]
     hosts = dict.fromkeys(names(4), "127.0.0.1")
     hosts[nodes[1]] = "203.0.113.1"  # no address of its own: it cannot listen there
     gone = {node: stub for node, stub in stubs.items() if node != nodes[2]}
-    assert (
-        answered(NeighbourTest(nodes, hosts, lambda _: gone, SystemClock(), are_ports_open=True))
-        == BrokenNetwork()
-    )
+    assert answered(NeighbourTest(nodes, hosts, lambda _: gone, SystemClock(), are_ports_open=True)) == Blame()
 
 
 def test_where_the_ports_were_never_open_nothing_is_broken(stubs: dict[NodeName, Any]) -> None:
@@ -133,4 +130,4 @@ def test_where_the_ports_were_never_open_nothing_is_broken(stubs: dict[NodeName,
     test.learn()
     until(lambda: not test.is_under_way, LIMIT_S)
     assert not test.are_ports_open
-    assert answered(test) == BrokenNetwork()
+    assert answered(test) == Blame()

@@ -135,6 +135,20 @@ def test_an_answer_to_an_earlier_question_is_no_answer_to_this_one() -> None:
     assert service.look(listen).taken == {N1: "idle"}
 
 
+def test_an_answer_to_what_was_asked_while_the_ranks_ended_is_not_waited_for_again() -> None:
+    clock, controller = ManualClock(), Controller(NodesStatus(taken={N1: "idle"}))
+    controller.free.set()
+    service = NodesPoller(controller, clock)  # type: ignore[arg-type]
+    asked = service.ask()
+    answered()
+    clock.now += NODES_S / 2
+    assert service.look(answered, asked).taken == {N1: "idle"}
+    assert (controller.asked, clock.now) == (1, 1_000.0 + NODES_S / 2)
+    clock.now += NODES_S  # what is so old may have changed
+    assert service.look(answered, asked).taken == {N1: "idle"}
+    assert controller.asked == 2
+
+
 def test_a_stranded_job_asks_now_and_then() -> None:
     clock, controller = ManualClock(), Controller(NodesStatus())
     controller.free.set()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from deeplink.core.types import NodeName, format_members
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.shared_network import SiteFabric, known_fabric, near_hcas, with_domains, with_hcas
+from deeplink.scheduler.launch.shared_network import SiteFabric, fabric_below, near_hcas, with_domains, with_hcas
 from deeplink.scheduler.topology.graph import Fabric
 from deeplink.scheduler.topology.network import Gpu, Inside, Join, Joined, Nic
 from deeplink.scheduler.topology.sources.slurm_topology import read_slurm
@@ -22,26 +24,27 @@ def never() -> Fabric:
 
 
 def test_the_sites_own_word_comes_before_slurms() -> None:
-    known = known_fabric(TOLD, site("SwitchName=rack Nodes=n[0-1]"), never)
-    assert (known.source, known.missing) == ("site.conf", ())
-    assert known.fabric.leaf(N0) == known.fabric.leaf(N1)
+    fabric = fabric_below(TOLD, site("SwitchName=rack Nodes=n[0-1]"), never)
+    assert fabric.leaf(N0) == fabric.leaf(N1) != ()
 
 
 def test_without_one_it_is_what_slurm_told_the_nodes() -> None:
-    known = known_fabric(TOLD, None, never)
-    assert (known.source, known.fabric.path(N1)) == ("Slurm", ("core", "leaf1"))
+    assert fabric_below(TOLD, None, never).path(N1) == ("core", "leaf1")
 
 
-def test_where_nobody_told_the_nodes_slurm_is_asked() -> None:
+def test_where_nobody_told_the_nodes_slurm_is_asked(caplog: pytest.LogCaptureFixture) -> None:
     asked = Fabric({N0: ("leaf",)})
-    known = known_fabric(dict.fromkeys(TOLD, ""), None, lambda: asked)
-    assert (known.fabric, known.source, known.missing) == (asked, "scontrol show topology", (N1,))
+    assert fabric_below(dict.fromkeys(TOLD, ""), None, lambda: asked) is asked
+    assert "scontrol show topology lacks 1 node of the job (n1)" in caplog.text
 
 
-def test_a_description_of_other_nodes_does_not_count_and_one_that_lacks_some_says_which() -> None:
-    assert known_fabric(TOLD, site("SwitchName=rack Nodes=m[0-1]"), never).source == "Slurm"
-    known = known_fabric(TOLD, site("SwitchName=rack Nodes=n1"), never)
-    assert (known.source, known.missing) == ("site.conf", (N0,))
+def test_a_description_of_other_nodes_does_not_count_and_one_that_lacks_some_says_which(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert fabric_below(TOLD, site("SwitchName=rack Nodes=m[0-1]"), never).path(N1) == ("core", "leaf1")
+    assert "site.conf has none of the job's nodes" in caplog.text
+    assert fabric_below(TOLD, site("SwitchName=rack Nodes=n1"), never).path(N0) == ()
+    assert "site.conf lacks 1 node of the job (n0)" in caplog.text
 
 
 def inside(*nics: tuple[str, Join]) -> Inside:

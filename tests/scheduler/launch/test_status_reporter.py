@@ -6,13 +6,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from deeplink.core.clock import ManualClock
 from deeplink.core.finding import Finding
-from deeplink.core.types import NodeName
+from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.launch.backend import RunContext
 from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.launch.event_log import EventLog, EventSink
@@ -30,7 +31,9 @@ SPEC = LaunchSpec(command=("true",), per_node=1, count=2)
 class NoAgents:
     """What an account uses of a fleet that hears nobody."""
 
-    facts: Mapping[NodeName, NodeFacts] = {}
+    def __init__(self) -> None:
+        self.facts: Mapping[NodeName, NodeFacts] = {}
+        self.answered: dict[NodeName, float] = {}
 
     def silence(self) -> Mapping[NodeName, Silence]:
         return {}
@@ -42,7 +45,7 @@ class NoAgents:
         return {}
 
     def unix(self) -> Mapping[NodeName, float]:
-        return {}
+        return self.answered
 
 
 @dataclass
@@ -50,6 +53,7 @@ class Told:
     """An account, and what the watchdog hears of it: the newest telling of each incident."""
 
     account: StatusReporter
+    agents: NoAgents
     chronicle: EventLog
     clock: ManualClock
     beats: list[Beat] = field(default_factory=list)
@@ -66,7 +70,7 @@ def told(tmp_path: Path) -> Iterator[Told]:
     chronicle = EventLog(tmp_path, clock, [EventSink(beats.append, "test")])
     agents: Any = NoAgents()
     account = StatusReporter(RunContext(backend, agents, chronicle, clock, SPEC, RelaunchPolicy()))
-    yield Told(account, chronicle, clock, beats)
+    yield Told(account, agents, chronicle, clock, beats)
     chronicle.close()
 
 
@@ -136,6 +140,63 @@ def test_one_that_was_held_back_for_a_moment_or_is_acted_on_is_not_told_of_so(to
     told.account.come_back()
     told.account.settle(IncidentOutcome.RECOVERED)
     assert set(told.incidents()) == {IncidentKind.JOB_STRANDED}
+
+
+def taken_over(told: Told, host: NodeName | None) -> None:
+    launch = SimpleNamespace(attempt=Attempt(7, 0, 0), world_size=2)
+    layout: Any = SimpleNamespace(launch=launch, active=(N1, N2), resting=(), crossings=0, crossings_stock=0)
+    told.account.take_over(layout, None, "n1 is silent, and n2 has taken the launcher's role", 6.0, host)
+    told.account.come_back()
+
+
+def test_a_launcher_that_was_started_again_is_an_incident_that_is_over(told: Told) -> None:
+    taken_over(told, None)
+    (one,) = told.incidents().values()
+    assert (one.kind, one.node, one.outcome) == (
+        IncidentKind.LAUNCHER_RESTARTED,
+        None,
+        IncidentOutcome.RECOVERED,
+    )
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_a_host_that_is_lost_with_its_launcher_is_one_incident(told: Told, *, rests: bool) -> None:
+    taken_over(told, N1)
+    told.clock.sleep(1.0)
+    if rests:
+        told.account.lose_spares({N1: 2.5}, "nothing heard of n1 for 2.5 s")
+    else:
+        told.account.open(IncidentKind.NODE_SILENT, N1, 2.5, "nothing heard of n1 for 2.5 s", Action.RELAUNCH)
+        told.account.acted()
+        told.account.note_first_step(12, 0)
+    told.account.enter(Phase.SUCCEEDED)
+    (one,) = told.incidents().values()
+    assert (one.kind, one.node, one.outcome) == (IncidentKind.NODE_SILENT, N1, IncidentOutcome.RECOVERED)
+    assert one.detected_unix - one.began_unix == 7.0
+    assert one.evidence.endswith("; n1 is silent, and n2 has taken the launcher's role")
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_host_of_which_nothing_more_is_found_than_its_launchers_death_is_an_incident_all_the_same(
+    told: Told, *, comes_back: bool
+) -> None:
+    taken_over(told, N1)
+    told.account.lose_spares({N2: 2.5}, "nothing heard of n2 for 2.5 s")
+    if comes_back:
+        told.agents.answered[N1] = 1.0
+        told.account.come_back()
+        told.account.come_back()
+    told.account.enter(Phase.SUCCEEDED)
+    assert set(told.incidents()) == {IncidentKind.LAUNCHER_RESTARTED, IncidentKind.NODE_SILENT}
+    assert sum(one.kind is IncidentKind.LAUNCHER_RESTARTED for beat in told.beats for one in beat.incidents) == 1
+
+
+def test_a_host_of_which_nothing_is_found_before_the_run_is_ended_counts_as_lost_and_is_open(told: Told) -> None:
+    taken_over(told, N1)
+    told.account.enter(Phase.FAILED)
+    (one,) = told.incidents().values()
+    assert (one.id, one.kind, one.node) == ("7.0.0-node-lost-n1", IncidentKind.NODE_SILENT, N1)
+    assert one.outcome is IncidentOutcome.OPEN, "who restarts the job says when it trains again"
 
 
 def test_a_slow_rank_is_told_of_once_and_once_more_when_it_is_not_slow(told: Told) -> None:

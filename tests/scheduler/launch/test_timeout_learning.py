@@ -29,33 +29,33 @@ def taught(section: str, *values: float, times: int = 1) -> Silences:
 
 @pytest.mark.parametrize("section", [SETUP, STEPS, "evaluation", "a word of the user's"])
 def test_before_a_section_has_ended_once_its_limit_is_generous(section: str) -> None:
-    limit = Silences().limit(section)
-    assert limit.seconds == (SETUP_S if section == SETUP else UNKNOWN_S) >= 600
-    assert not limit.is_learned
+    silences = Silences()
+    assert silences.limit(section) == (SETUP_S if section == SETUP else UNKNOWN_S) >= 600
+    assert not silences.knows(section)
 
 
 def test_short_steps_are_given_half_a_minute_from_the_first_one_on() -> None:
-    limit = taught(STEPS, 0.5).limit(STEPS)
-    assert (limit.seconds, limit.is_learned) == (LEAST_S, True)
+    silences = taught(STEPS, 0.5)
+    assert (silences.limit(STEPS), silences.knows(STEPS)) == (LEAST_S, True)
 
 
 def test_long_steps_are_given_five_times_their_time() -> None:
-    assert taught(STEPS, 60.0).limit(STEPS).seconds == 300.0
+    assert taught(STEPS, 60.0).limit(STEPS) == 300.0
 
 
 def test_sections_are_learned_apart() -> None:
     silences = taught("evaluation", 100.0)
-    assert silences.limit("evaluation").seconds == 500.0
-    assert not silences.limit(STEPS).is_learned
+    assert silences.limit("evaluation") == 500.0
+    assert not silences.knows(STEPS)
 
 
 def test_an_epochs_slow_first_step_counts_once_it_is_seen_now_and_then() -> None:
     silences = taught(STEPS, *[0.5] * 60, 20.0)
-    assert silences.limit(STEPS).seconds == 100.0
+    assert silences.limit(STEPS) == 100.0
 
 
 def test_one_hiccup_in_five_hundred_does_not_count() -> None:
-    assert taught(STEPS, *[0.5] * 500, 90.0).limit(STEPS).seconds == LEAST_S
+    assert taught(STEPS, *[0.5] * 500, 90.0).limit(STEPS) == LEAST_S
 
 
 silence = st.floats(0, 1e5)
@@ -76,8 +76,8 @@ def test_nobody_is_late_sooner_than_by_five_times_nearly_all_silences_seen(
     values: list[float],
 ) -> None:
     limit = taught(STEPS, *values).limit(STEPS)
-    assert limit.seconds >= LEAST_S
-    assert sum(FACTOR * value > limit.seconds for value in values[-512:]) <= 0.01 * len(values[-512:])
+    assert limit >= LEAST_S
+    assert sum(FACTOR * value > limit for value in values[-512:]) <= 0.01 * len(values[-512:])
 
 
 json_values = st.recursive(
@@ -91,7 +91,7 @@ json_values = st.recursive(
 def test_a_file_that_holds_something_else_teaches_nothing(value: Any, spoilt: str) -> None:
     one = {"silences": [1.0], "longest": 1.0, "count": 1, spoilt: value}
     for text in (json.dumps(value), json.dumps({"sections": {"": one}}), "not json", ""):
-        assert Silences.read(text).limit(STEPS).seconds >= LEAST_S
+        assert Silences.read(text).limit(STEPS) >= LEAST_S
 
 
 def test_what_is_no_time_is_not_learned() -> None:

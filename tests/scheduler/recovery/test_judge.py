@@ -22,7 +22,6 @@ from deeplink.scheduler.recovery.evidence import (
     targets,
     tense,
 )
-from deeplink.scheduler.recovery.judge import TABLE
 from deeplink.scheduler.recovery.judge import judge as judge_freely
 from deeplink.scheduler.recovery.records import IncidentKind, Phase
 from deeplink.scheduler.slurm.states import LAUNCH_FAILED, JobState
@@ -33,6 +32,26 @@ NAMES = tuple(NodeName(f"n{number}") for number in range(8))
 ACTS = {Remedy.DRAIN, Remedy.DRAIN_DOWN, Remedy.RESTART}
 
 
+_NODE_LOSS = (Remedy.NOTHING, Remedy.DRAIN, Remedy.DRAIN_DOWN)
+_JOB_LOSS = (Remedy.NOTHING, Remedy.RESTART)
+
+TABLE: tuple[tuple[str, IncidentKind, tuple[Remedy, ...]], ...] = (
+    # Evidence, verdict, remedies; NOTHING beside another one: a brake, the policy or --no-requeue holds it back.
+    ("slurmctld or most nodes silent", IncidentKind.WATCHDOG_PARTITIONED, (Remedy.NOTHING,)),
+    ("all nodes of a leaf silent, a second witness", IncidentKind.SWITCH_SUSPECT, _NODE_LOSS),
+    ("most agents silent, their nodes answer", IncidentKind.AGENTS_SILENT, (Remedy.NOTHING,)),
+    ("probes of slurmd fail, a second witness", IncidentKind.NODE_DEAD, _NODE_LOSS),
+    ("slurmd gone or started again, an agent heard", IncidentKind.SLURMD_LOST, (Remedy.NOTHING,)),
+    ("a node's own checks", IncidentKind.NODE_SICK, (Remedy.COMMENT, Remedy.DRAIN)),
+    ("the launcher has no way on, or waits for the lost", IncidentKind.JOB_STRANDED, _JOB_LOSS),
+    ("the launcher not heard, every node answers", IncidentKind.LAUNCHER_LOST, _JOB_LOSS),
+    ("another kernel since the agent fell silent", IncidentKind.NODE_REBOOTED, _JOB_LOSS),
+    ("requeued by Slurm for an incident, and held", IncidentKind.REQUEUE_HELD, _JOB_LOSS),
+    ("Slurm ended it: preempted", IncidentKind.PREEMPTED, (Remedy.NOTHING,)),
+    ("Slurm ended it: its time was up", IncidentKind.TIME_LIMIT, (Remedy.NOTHING,)),
+    ("Slurm ended it: memory", IncidentKind.OUT_OF_MEMORY, (Remedy.NOTHING,)),
+    ("a node that we drained answers and is well", IncidentKind.NODE_BACK, (Remedy.RESUME,)),
+)
 IN_TABLE = {(kind, remedy) for _, kind, remedies in TABLE for remedy in remedies}
 
 

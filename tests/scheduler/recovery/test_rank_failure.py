@@ -126,7 +126,7 @@ def test_memory_that_runs_out_is_tried_again_once_and_then_says_what_helps() -> 
     assert stop_for(Cause.OUT_OF_MEMORY, 137, IncidentKind.OUT_OF_MEMORY, Tried(), RelaunchLimits()) is None
     stop = stop_for(Cause.OUT_OF_MEMORY, 137, IncidentKind.OUT_OF_MEMORY, once, RelaunchLimits())
     assert stop is not None
-    assert "--mem" in stop.because
+    assert "--mem" in stop[1]
 
 
 def test_another_exit_code_is_another_failure_but_not_for_ever() -> None:
@@ -137,7 +137,7 @@ def test_another_exit_code_is_another_failure_but_not_for_ever() -> None:
     )
     stop = stop_for(Cause.UNKNOWN, 3, IncidentKind.RANK_FAILED, Tried(since_progress=(one, two)), RelaunchLimits())
     assert stop is not None
-    assert stop.kind is IncidentKind.APPLICATION_FAILED
+    assert stop[0] is IncidentKind.APPLICATION_FAILED
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_ranks_that_were_not_started_say_nothing_against_the_application() -> No
             RelaunchLimits(),
         )
         assert stop is not None
-        assert stop.kind is IncidentKind.RANK_FAILED
+        assert stop[0] is IncidentKind.RANK_FAILED
 
 
 @given(st.integers(1, 255), st.frozensets(st.sampled_from(Clue)), st.integers(0, 5), st.booleans())
@@ -228,4 +228,4 @@ def test_what_starts_the_ranks_is_never_the_application(
         found.cause, code, found.kind, tried, RelaunchLimits(retries=retries, final_codes=frozenset({code}))
     )
     assert (stop is None) == (before < RelaunchLimits().most_fruitless)
-    assert stop is None or stop.kind is IncidentKind.LAUNCH_FAILED
+    assert stop is None or stop[0] is IncidentKind.LAUNCH_FAILED

@@ -221,7 +221,7 @@ def test_nobody_is_said_to_hang_while_a_node_is_in_doubt() -> None:
 
 def test_a_straggler_is_replaced_where_a_spare_is_left() -> None:
     verdict = decide(seen("a b", "c", slow="rank 1 is slow", suspects=("b",)), POLICY)
-    assert (verdict.move, verdict.suspects, verdict.slow) == (NextMove.RELAUNCH, ("b",), True)
+    assert (verdict.move, verdict.suspects, verdict.kind) == (NextMove.RELAUNCH, ("b",), IncidentKind.STRAGGLER)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_slow_is_better_than_not_at_all(evidence: AttemptEvidence) -> None:
 )
 def test_again_and_again_from_one_point_is_given_up(evidence: AttemptEvidence, code: int) -> None:
     verdict = decide(evidence, POLICY)
-    assert (verdict.move, verdict.code) == (NextMove.GIVE_UP, code)
+    assert (verdict.move, verdict.code) == (NextMove.FAILED, code)
     assert "giving up" in verdict.because
 
 
@@ -295,12 +295,12 @@ def test_what_holds_of_every_verdict(evidence: AttemptEvidence) -> None:
         left = [node for node in evidence.silence if node not in verdict.lost]
         assert len(left) >= (evidence.fewest or len(evidence.active)), "there are nodes to run on"
         assert len(evidence.tried.since_progress) < POLICY.limits.most_fruitless
-    if verdict.move in {NextMove.RELAUNCH, NextMove.FAILED, NextMove.GIVE_UP, NextMove.STRANDED}:
+    if verdict.move in {NextMove.RELAUNCH, NextMove.FAILED, NextMove.STRANDED}:
         assert verdict.kind
         assert verdict.cause
     if verdict.move is NextMove.SUCCEEDED:
         assert evidence.exit_code == 0
-    if verdict.move in {NextMove.FAILED, NextMove.GIVE_UP}:
+    if verdict.move is NextMove.FAILED:
         assert verdict.code
     if verdict.move is not NextMove.CONTINUE and verdict.move is not NextMove.SUCCEEDED:
         assert verdict.because

@@ -9,7 +9,7 @@ import pytest
 from deeplink.core.config import ConfigError
 from deeplink.scheduler.recovery.evidence import WatchPolicy
 from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
-from deeplink.scheduler.recovery.thresholds import Thresholds, with_thresholds
+from deeplink.scheduler.recovery.witnesses import Thresholds, with_thresholds
 from tests.house import ROOT
 
 
