@@ -1,4 +1,4 @@
 """Which nodes a job should have, and which should hold copies of a shard: functions of values; pure.
 
-Other packages import: `predicted`, `request`, `search`.
+Other packages import: `model`, `predicted`, `request`, `search`, `sweep`.
 """
