@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import stat
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import deeplink
@@ -33,8 +33,9 @@ from deeplink.rpc.acceptor import Farewell
 from deeplink.rpc.channel import WORKERS, BoundServer, allow_descriptors, attempt_to_wire, bound_server
 from deeplink.rpc.daemon import is_loopback, split_bind
 from deeplink.rpc.listeners import ListenError
-from deeplink.rpc.resolving import InterfaceAddress, Route, links, primary_address, routes
+from deeplink.rpc.resolving import links, primary_address, routes
 from deeplink.rpc.tokens import accepted
+from deeplink.scheduler.launch.environment import NodeFacts
 from deeplink.scheduler.node import servicer as node_service
 from deeplink.scheduler.node.rank_slots import RankSlots
 from deeplink.scheduler.node.stacks import Stacks
@@ -45,7 +46,6 @@ from deeplink.v1 import common_pb2, keep_pb2, node_pb2
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from typing import Any
 
     import grpc
 
@@ -87,28 +87,6 @@ class AgentSettings:
     pid: int = 0  # of the process to be killed to end it; 0: this one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Announcement:
-    """The one line an agent says when it is ready, as JSON: how to reach it, and what its node is."""
-
-    node: str
-    address: str  # `ip:port` other nodes reach it by
-    topology_address: str
-    token_file: str  # the node-local 0600 file that holds the token; an agent of a run's, the run's secret
-    store: str
-    store_why: str  # what chose it
-    shares_store: str  # another machine that has the same store; empty where it is this node's own
-    interface: str  # the network interface that carries the address (for GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)
-    pid: int
-    weight: int  # how large a share of the shards this node is to hold, from the budget of its store
-    links: tuple[InterfaceAddress, ...] = ()  # all, for a launcher to choose from, where it listens on all
-    routes: tuple[Route, ...] = ()  # where the node's routes lead; only with links
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields in the order they are written."""
-        return asdict(self)
-
-
 class Agent:
     """Serves a node's shards, progress and heartbeat from `start` to `stop`.
 
@@ -144,7 +122,7 @@ class Agent:
             settings.config, settings.node, settings.store, self._clock, of_job=settings.of_job
         )
 
-    def start(self, token_file: Path) -> Announcement:
+    def start(self, token_file: Path) -> NodeFacts:
         """Return, once every call is served, how this agent is reached; `token_file` is where its token lies."""
         shares = self._shares_store()
         if shares and not self.settings.of_job:
@@ -178,7 +156,7 @@ class Agent:
         self._health.start(self.settings.topology_address, self.store_status)
         address, interface = _reached_at(host, self._server.port)
         is_everywhere = host in ANYWHERE
-        return Announcement(
+        return NodeFacts(
             node=self.settings.node,
             address=address,
             topology_address=self.settings.topology_address,
@@ -249,8 +227,10 @@ class Agent:
         )
         self._close_node_service = servicer.close
         tokens = self.settings.token
-        if self.settings.of_job and self.settings.config is not None and not isinstance(tokens, str):
-            self._launcher_watch = LauncherWatch.of_job(
+        is_step = os.environ.get("SLURM_JOB_ID", "").isdigit() and os.environ.get("SLURM_NODEID", "").isdigit()
+        is_of_job = self.settings.of_job and is_step
+        if is_of_job and self.settings.config is not None and not isinstance(tokens, str):
+            self._launcher_watch = LauncherWatch(
                 os.environ,
                 servicer.unasked_s,
                 servicer.bulletin.newest,

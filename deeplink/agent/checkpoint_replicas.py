@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import grpc
 from typing_extensions import override
@@ -32,6 +32,7 @@ from deeplink.v1 import keep_pb2, keep_pb2_grpc
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from deeplink.agent.agent import AgentSettings
     from deeplink.checkpoints.agents import There
     from deeplink.checkpoints.manifest import FileEntry
     from deeplink.core.clock import Clock
@@ -232,33 +233,7 @@ class KeepServicer(keep_pb2_grpc.KeepServicer):
         return self._boards.hear(request)
 
 
-class ReplicaSettings(Protocol):
-    """The settings of an agent that concern it."""
-
-    @property
-    def node(self) -> NodeName:
-        """This node's name."""
-        ...
-
-    @property
-    def token(self) -> str | RunTokens:
-        """The token that calls carry."""
-        ...
-
-    @property
-    def store(self) -> Path:
-        """The folder of shards; copies lie below it."""
-        ...
-
-    @property
-    def config(self) -> Config | None:
-        """Budget and rate; None: the defaults."""
-        ...
-
-
-def served(
-    settings: ReplicaSettings, server: grpc.Server, learn: Callable[[Attempt], Attempt], clock: Clock
-) -> str:
+def served(settings: AgentSettings, server: grpc.Server, learn: Callable[[Attempt], Attempt], clock: Clock) -> str:
     """Serve the Keep service on `server`; return its full name, for health and reflection."""
     config = settings.config or Config()
     copies = Copies(settings.store / FOLDER, config.copies_bytes, clock)

@@ -11,7 +11,6 @@ import logging
 import os
 import threading
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -57,33 +56,11 @@ JOURNAL = "journal.sqlite"
 ELSEWHERE = Path("/tmp")  # noqa: S108 - as srun
 
 
-@dataclass(slots=True)
 class LauncherWatch:
     """Looks from `start` to `stop`, in a thread."""
 
-    job: int
-    node: str
-    nodes: tuple[NodeName, ...]  # that the job began with
-    number: int  # of this node among them
-    silent_s: Callable[[], float]  # since the launcher's last question
-    newest: Callable[[], Attempt | None]  # the newest attempt, as it told; None before
-    secret: str  # of the run
-    token: Callable[[], str]  # of the newest attempt
-    slurm: Slurm
-    clock: Clock
-    folder: Path  # the job's
-    environ: Mapping[str, str]
-    prober: Prober
-    _ending: threading.Event = field(default_factory=threading.Event)
-    _claimed: tuple[int, float] = (0, 0.0)  # the newest term that was claimed and does not ask, and since when
-    # How the launcher that was started here last ended, None while it lives; and its term.
-    _started: tuple[Callable[[], int | None], int] = (lambda: 0, 0)
-    _ask_at: float = 0.0
-    _trouble: str = ""
-
-    @classmethod
-    def of_job(
-        cls,
+    def __init__(
+        self,
         env: Mapping[str, str],
         silent_s: Callable[[], float],
         newest: Callable[[int], Attempt | None],
@@ -95,26 +72,20 @@ class LauncherWatch:
         clock: Clock,
         state: Path,
         prober: Prober | None = None,
-    ) -> LauncherWatch | None:
-        """Return the watch of an agent with this environment; None outside of a Slurm job."""
-        job, number = env.get("SLURM_JOB_ID", ""), env.get("SLURM_NODEID", "")
-        if not (job.isdigit() and number.isdigit()):
-            return None
-        return cls(
-            job=int(job),
-            node=node,
-            nodes=unfold(env.get("SLURM_JOB_NODELIST", "")),
-            number=int(number),
-            silent_s=silent_s,
-            newest=lambda: newest(int(job)),
-            secret=secret,
-            token=token,
-            slurm=slurm,
-            clock=clock,
-            folder=state / "jobs" / job,
-            environ=env,
-            prober=prober or TcpProber(clock),
-        )
+    ) -> None:
+        """`env` is that of a step of the job; `silent_s`: since the launcher's last question."""
+        self.job, self.node, self.environ = int(env["SLURM_JOB_ID"]), node, env
+        self.nodes = unfold(env.get("SLURM_JOB_NODELIST", ""))  # that the job began with
+        self.number = int(env["SLURM_NODEID"])  # of this node among them
+        self.silent_s = silent_s
+        self.newest: Callable[[], Attempt | None] = lambda: newest(self.job)
+        self.secret, self.token, self.slurm, self.clock = secret, token, slurm, clock
+        self.folder, self.prober = state / "jobs" / str(self.job), prober or TcpProber(clock)
+        self._ending = threading.Event()
+        self._claimed = 0, 0.0  # the newest term that was claimed and does not ask, and since when
+        # How the launcher that was started here last ended, None while it lives; and its term.
+        self._started: tuple[Callable[[], int | None], int] = (lambda: 0, 0)
+        self._ask_at, self._trouble = 0.0, ""
 
     def start(self) -> None:
         """Begin."""

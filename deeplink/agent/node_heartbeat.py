@@ -45,22 +45,6 @@ _PREPARE_S = 5.0
 """How long the checks may take to be put together: their folder, or one on PATH, may hang."""
 
 
-class Deliver:
-    """Reports a node to a watchdog, as `WatchdogClient` does."""
-
-    def __init__(self, address: str, token_file: Path | None, node: str) -> None:
-        self._line = WatchdogClient(address, token_file, node)
-
-    def __call__(self, request: watch_pb2.AttendRequest) -> watch_pb2.AttendReply:
-        """Return its answer."""
-        reply: watch_pb2.AttendReply = self._line.call(lambda stub: stub.Attend(request, timeout=CALL_S))
-        return reply
-
-    def close(self) -> None:
-        """Connect no more until the next call."""
-        self._line.close()
-
-
 @dataclass(slots=True)
 class ReportedFindings:
     """The findings the watchdog knows of; of the others, those that are over are still to be reported. Pure."""
@@ -79,35 +63,21 @@ class ReportedFindings:
         self.upto = max([self.upto, *(one.number for one in ended)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attendee:
-    """The node that reports.
+@dataclass(slots=True, kw_only=True)
+class Attending:
+    """Reports a node every `pause_s`, and soon after `news`, from `start` to `stop`; blocks no caller."""
 
-    Attributes:
-        compared: where it is left how far this clock is from the watchdog's.
-    """
-
-    node: str  # this node's name
+    node: str  # its name
     topology_address: str  # SLURM_TOPOLOGY_ADDR; empty outside of Slurm
     boot_id: str  # of the kernel; empty where unknown
     store_status: Callable[[], node_pb2.StoreStatus]  # returns what the store holds; quick
     health: HealthWatch | None  # its checks; None where it has none
-    compared: Compared = field(default_factory=Compared)
-
-
-@dataclass(slots=True)
-class Attending:
-    """Reports to the watchdog every `ATTEND_S`, and soon after `news`, from `start` to `stop`; blocks no caller.
-
-    Attributes:
-        deliver: tells it, in bounded time; raises what it likes. What it holds is given up by `close`.
-    """
-
-    who: Attendee
-    deliver: Callable[[watch_pb2.AttendRequest], watch_pb2.AttendReply]
+    line: WatchdogClient
     clock: Clock
-    pause_s: float = ATTEND_S  # how often
-    close: Callable[[], None] = lambda: None
+    compared: Compared = field(
+        default_factory=Compared
+    )  # where it is left how far this clock is from the watchdog's
+    pause_s: float = ATTEND_S
     _told: ReportedFindings = field(default_factory=ReportedFindings)
     _news: threading.Event = field(default_factory=threading.Event)
     _ending: threading.Event = field(default_factory=threading.Event)
@@ -129,7 +99,7 @@ class Attending:
         """Return once nothing is reported any more; a call under way is given up."""
         self._ending.set()
         self._news.set()
-        self.close()
+        self.line.close()
         if self._thread is not None:
             self._thread.join(STOP_S)
 
@@ -141,19 +111,19 @@ class Attending:
                 self._news.wait(max(0.0, self.pause_s - SOONEST_S))
 
     def _attend(self) -> None:
-        health = self.who.health
-        found, ended = health.news(self._told.upto) if health is not None else ({}, [])
+        found, ended = self.health.news(self._told.upto) if self.health is not None else ({}, [])
         now = dict(list(found.items())[:MOST_NOW])
         asked_at = self.clock.monotonic()
         try:
-            reply = self.deliver(self._request(now, self._told.missed(ended, MOST_FINDINGS - len(now))))
+            request = self._request(now, self._told.missed(ended, MOST_FINDINGS - len(now)))
+            reply = self.line.call(lambda stub: stub.Attend(request, timeout=CALL_S))
         except Exception as problem:  # noqa: BLE001 - whatever is wrong with the far end, or the store, it is tried again
             self._troubled(problem)
             return
         self._compare(reply.unix, asked_at)
         self._told.delivered(found, ended)
         metrics.HEALTH_ATTENDED.set(self.clock.unix())
-        trouble = "" if reply.known else f"Slurm knows no node {self.who.node}: is `--name` or `node` right?"
+        trouble = "" if reply.known else f"Slurm knows no node {self.node}: is `--name` or `node` right?"
         if trouble and trouble != self._trouble:
             log.warning("%s", trouble)
         elif self._trouble and not trouble:
@@ -165,16 +135,14 @@ class Attending:
             return  # an older watchdog, or one that does not know this node
         now = self.clock.monotonic()
         half_s = (now - asked_at) / 2
-        self.who.compared.newest = Comparison(
-            ahead_s=self.clock.unix() - half_s - their_unix, within_s=half_s, at=now
-        )
+        self.compared.newest = Comparison(ahead_s=self.clock.unix() - half_s - their_unix, within_s=half_s, at=now)
 
     def _request(self, found: Mapping[Key, Finding], missed: Sequence[Finding]) -> watch_pb2.AttendRequest:
-        store = self.who.store_status()
+        store = self.store_status()
         return watch_pb2.AttendRequest(
-            node=self.who.node,
-            topology_address=self.who.topology_address,
-            boot_id=self.who.boot_id,
+            node=self.node,
+            topology_address=self.topology_address,
+            boot_id=self.boot_id,
             uptime_s=self.clock.monotonic() - self._began,
             unix=self.clock.unix(),
             health=map(finding_to_wire, found.values()),
@@ -221,16 +189,16 @@ class NodeHealth:
         config = self._config
         if self._of_job or config is None or not config.watch:
             return
-        who = Attendee(
+        self._attending = Attending(
             node=self._node,
             topology_address=topology_address,
             boot_id=self.boot_id,
             store_status=store_status,
             health=self._watch,
+            line=WatchdogClient(config.watch, config.watch_token_file, self._node),
+            clock=self._clock,
             compared=self._compared,
         )
-        deliver = Deliver(config.watch, config.watch_token_file, self._node)
-        self._attending = Attending(who, deliver, self._clock, close=deliver.close)
         if self._watch is not None:
             self._watch.changed = self._attending.news
         self._attending.start()

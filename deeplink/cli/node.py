@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -172,10 +171,10 @@ def _job_secret(stack: ExitStack, node: str, bind: str) -> tuple[str, Path, str]
     from deeplink.scheduler.launch.environment import seat_in
 
     secret = read_token_line(sys.stdin.fileno())
-    seat = seat_in(os.environ, node)
-    folder = stack.enter_context(runtime_folder(node, again=seat.folder if seat else None))
+    port, before = seat_in(os.environ, node) or (0, None)  # ranks hold their locks in that folder, too
+    folder = stack.enter_context(runtime_folder(node, again=before))
     write_token(folder / "secret", secret)
-    return secret, folder / "secret", free_again(bind, seat.port) if seat else bind
+    return secret, folder / "secret", free_again(bind, port) if port else bind
 
 
 def _end_on_signals() -> None:
@@ -205,8 +204,7 @@ def _serve(settings: AgentSettings, token_file: Path, tell_ready: Callable[[], o
 
     agent = Agent(settings)
     try:
-        announcement = agent.start(token_file)
-        click.echo(json.dumps(announcement.as_dict()))
+        click.echo(agent.start(token_file).announcement)
         tell_ready()
         _until_told()
     finally:

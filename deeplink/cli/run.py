@@ -365,8 +365,7 @@ def command(  # noqa: PLR0913 - one for each option
 
 
 def _end_job(backend: Backend, code: int, link: ParentLink) -> None:
-    from deeplink.scheduler.launch.job_end import end_job
-    from deeplink.scheduler.launch.launcher_role import RoleClaims
+    from deeplink.scheduler.launch.launcher_role import RoleClaims, end_job
 
     end_job(backend.job, backend.restart, code, RoleClaims(backend.folder, link.run))
 

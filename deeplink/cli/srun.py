@@ -120,4 +120,4 @@ def shim(program: str, words: tuple[str, ...]) -> None:
         log.info("%s is left alone: %s", program, becomes.because)
         _become_real(program, words)
     sys.stdout.flush()
-    become([sys.executable, "-P", "-m", "deeplink", "run", *becomes.arguments])
+    become([sys.executable, "-P", "-m", "deeplink", "run", *becomes])

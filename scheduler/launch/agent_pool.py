@@ -15,9 +15,8 @@ from deeplink.core.timeouts import LastAnswer
 from deeplink.core.types import format_members
 from deeplink.rpc.channel import agent_channel, allow_descriptors, attempt_to_wire
 from deeplink.scheduler.launch.agent_monitor import ANSWER_S, GAP_S, POLL_S, AgentMonitor, GatherPoll
-from deeplink.scheduler.launch.backend import LaunchError, NodesLostError
+from deeplink.scheduler.launch.backend import HeldRole, LaunchError, NodesLostError
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.launcher_role import HeldRole
 from deeplink.scheduler.launch.process import OUR_WORDS
 from deeplink.v1 import node_pb2
 

@@ -10,7 +10,7 @@ import logging
 import signal
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 from typing_extensions import override
@@ -18,8 +18,7 @@ from typing_extensions import override
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.rpc.channel import attempt_to_wire
-from deeplink.scheduler.launch.backend import RankStep
-from deeplink.scheduler.launch.launcher_role import HeldRole
+from deeplink.scheduler.launch.backend import HeldRole, RankStep
 from deeplink.scheduler.recovery.rank_failure import NOT_EXECUTABLE, NOT_FOUND, Clue, Failed
 from deeplink.v1 import node_pb2, node_pb2_grpc
 
@@ -62,9 +61,9 @@ class Slots(Protocol):
 
     number: int  # another one for each
 
-    def begun(self, step_id: int | None) -> None:
+    def begun(self, step_id: int | None) -> None:  # noqa: ARG002
         """Take note that there are slots, and of Slurm's number of the step, where it is told."""
-        ...
+        return
 
     def ended(self) -> int | None:
         """Return the exit code once there are no slots, and none are to come; None before."""
@@ -81,9 +80,6 @@ class Slots(Protocol):
     def stop(self) -> None:
         """End them; returns in bounded time."""
         ...
-
-
-AnySlots = TypeVar("AnySlots", bound=Slots)
 
 
 @dataclass(slots=True)
@@ -130,7 +126,7 @@ class _Order:
     ended_at: float = 0.0  # when that was ordered
 
 
-class AgentRanks(RankStep, Generic[AnySlots]):
+class AgentRanks(RankStep):
     """Asks and listens in a thread of its own, from the beginning until all ranks have ended or nobody waits."""
 
     def __init__(
@@ -138,11 +134,11 @@ class AgentRanks(RankStep, Generic[AnySlots]):
         launch: Launch,
         file: str,
         reach: Reach,
-        slots: AnySlots,
+        slots: Slots,
         *,
-        make: Callable[[], AnySlots],
-        use: Callable[[AnySlots], None],
-        before: AnySlots | None = None,
+        make: Callable[[], Slots],
+        use: Callable[[Any], None],
+        before: Slots | None = None,
         are_new: bool,
         clock: Clock | None = None,
         role: HeldRole | None = None,

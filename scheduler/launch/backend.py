@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.text import listed
-from deeplink.scheduler.launch.launcher_role import HeldRole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -85,6 +84,14 @@ class JobStatus:
         return not (self.ours and self.runs) or self.preempting or is_over
 
 
+@dataclass(slots=True)
+class HeldRole:
+    """The run, and the term in which this launcher has the role in it."""
+
+    term: int = 0
+    run: str = ""  # as `launcher_role.run_of` has it
+
+
 class AgentStep(Protocol):
     """The agents of all nodes, one per node."""
 
@@ -119,7 +126,7 @@ class AgentStep(Protocol):
 
 
 class RankStep(Protocol):
-    """The ranks of one attempt."""
+    """The ranks of one attempt. What has a body is so where they have ended."""
 
     def exit_code(self) -> int | None:
         """Return how the step ended (128 + n for signal n; of failed ranks the first one's code); None before."""
@@ -129,21 +136,24 @@ class RankStep(Protocol):
         """Return what is known of the first rank that failed; as good as nothing if none did."""
         ...
 
-    def send(self, number: Signals) -> None:
+    def send(self, number: Signals) -> None:  # noqa: ARG002
         """Pass a signal on to every rank; does not wait."""
-        ...
+        return
 
     def abandon(self) -> None:
         """Let go of the ranks without a word to Slurm: under the job's number runs something newer."""
-        ...
+        return
 
     def kill(self) -> None:
         """End every rank that can be reached; returns in bounded time and never waits for a dead node."""
-        ...
+        return
 
 
 class Backend(Protocol):
-    """An allocation: the nodes of one run of one job. What may take seconds logs what goes wrong."""
+    """An allocation: the nodes of one run of one job. What may take seconds logs what goes wrong.
+
+    What has a body is so without a scheduler.
+    """
 
     name: str  # `slurm` or `local`
     can_requeue: bool  # whether there is a scheduler that could start the job again elsewhere
@@ -174,9 +184,9 @@ class Backend(Protocol):
         """Start the ranks of an attempt in the launch's order; `reach` carries the attempt's token."""
         ...
 
-    def adopt_ranks(self, launch: Launch, command: Sequence[str], reach: Reach) -> RankStep | None:
+    def adopt_ranks(self, launch: Launch, command: Sequence[str], reach: Reach) -> RankStep | None:  # noqa: ARG002
         """Return the ranks that an earlier launcher of this run started so; None where they cannot be had."""
-        ...
+        return None
 
     def started_slots(self) -> tuple[StartedSlots, ...]:
         """Return what waits on the nodes for ranks to run, for a launcher that is started again."""
@@ -206,9 +216,9 @@ class Backend(Protocol):
         """Return where the nodes hang, as far as can be told without agents."""
         ...
 
-    def requeue_if_down(self, nodes: Collection[NodeName]) -> bool:
+    def requeue_if_down(self, nodes: Collection[NodeName]) -> bool:  # noqa: ARG002
         """Ask for the job to be started again elsewhere, if these nodes have been given up; True once asked."""
-        ...
+        return False
 
     def job_status(self) -> JobStatus | None:
         """Return the job's status; None where it is not known. May take seconds."""
@@ -218,24 +228,24 @@ class Backend(Protocol):
         """Return which of the nodes are out of service or taken from the job; None where it is not known."""
         return NodesStatus()
 
-    def unheard(self, nodes: Collection[NodeName]) -> Mapping[NodeName, bool] | None:
+    def unheard(self, nodes: Collection[NodeName]) -> Mapping[NodeName, bool] | None:  # noqa: ARG002
         """Return which of these nodes do not answer Slurm, and whether it has given each up. May take seconds."""
         # None where it does not answer now, and may later.
-        ...
+        return {}
 
-    def requeue(self, lost: Collection[NodeName]) -> bool:
+    def requeue(self, lost: Collection[NodeName]) -> bool:  # noqa: ARG002
         """Have the job started again as soon as may be; True once that is under way, which ends us."""
         # Never while a node that was lost is still taken for a part of the job: that would lose it its GPUs. May
         # take half a minute.
-        ...
+        return False
 
     def ended_whole(self) -> None:
         """Take note that the run has ended and no node was lost in it: nothing of it is still under way."""
-        ...
+        return
 
-    def hold(self, because: str, lost: Collection[NodeName]) -> bool:
+    def hold(self, because: str, lost: Collection[NodeName]) -> bool:  # noqa: ARG002
         """Have the job put back into the queue and held there, with the reason; otherwise as `requeue`."""
-        ...
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from deeplink.scheduler.launch.container import Container
 from deeplink.scheduler.slurm.nodeset import fold_for_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from deeplink.rpc.resolving import InterfaceAddress, Route
 
@@ -43,15 +43,15 @@ class NodeFacts:
     """One node of a launch, as its agent announced it."""
 
     node: str
-    address: str  # `host:port` of the agent
+    address: str  # `host:port` that other nodes reach the agent by
     topology_address: str = ""  # SLURM_TOPOLOGY_ADDR on the node; empty where nobody knows
     token_file: str = ""  # node-local file with the run's secret, of which its attempts' tokens are made
     store: str = ""  # node-local folder of shards
     store_why: str = ""  # what chose it
     shares_store: str = ""  # another machine that has the same one
-    interface: str = ""  # network interface that carries `address`
-    pid: int = 0  # process id of the agent on its node
-    weight: int = 1  # how large a share of the shards the node is to hold
+    interface: str = ""  # network interface that carries `address` (for GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)
+    pid: int = 0  # process id of what ends the agent on its node
+    weight: int = 1  # how large a share of the shards the node is to hold, by the budget of its store
     links: tuple[InterfaceAddress, ...] = ()  # the node's interfaces, until it is settled which are used
     routes: tuple[Route, ...] = ()  # where its routes lead, until then
     hcas: str = ""  # the InfiniBand cards that NCCL is to use, as NCCL_IB_HCA has it; empty where nobody knows
@@ -77,6 +77,11 @@ class NodeFacts:
         )
 
     @property
+    def announcement(self) -> str:
+        """The line that `announced` reads: what an agent knows of its node itself."""
+        return json.dumps({name: value for name, value in asdict(self).items() if name not in {"hcas", "domain"}})
+
+    @property
     def member(self) -> Member:
         """The node as a member of the cache."""
         return Member(self.name, self.address, self.weight, self.domain)
@@ -92,14 +97,6 @@ class NodeFacts:
         return self.address.rpartition(":")[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentEndpoint:
-    """Port and folder of a node's agent, kept when it is started again."""
-
-    port: int
-    folder: Path  # node-local, of its token; ranks hold their locks there, too
-
-
 def leave_seats(folder: Path, before: Mapping[NodeName, NodeFacts]) -> Path:
     """Publish the ports and folders of these agents in the job's folder, for `seat_in`; return the file."""
     known = {node: one for node, one in before.items() if one.address}  # others never came up
@@ -107,14 +104,14 @@ def leave_seats(folder: Path, before: Mapping[NodeName, NodeFacts]) -> Path:
     return leave(folder, "seats", json.dumps(seats, separators=(",", ":")).encode())
 
 
-def seat_in(env: Mapping[str, str], node: str) -> AgentEndpoint | None:
-    """Return the endpoint that this node's agent is to take; None where there is none, or it cannot be read."""
+def seat_in(env: Mapping[str, str], node: str) -> tuple[int, Path] | None:
+    """Return the port, and the node-local folder, that this node's agent had; None where that cannot be read."""
     try:
         port, token_file = json.loads(Path(env[SEATS_VARIABLE]).read_text(encoding="utf-8"))[node]
-        seat = AgentEndpoint(port=int(port), folder=Path(token_file).parent)
+        port, folder = int(port), Path(token_file).parent
     except (KeyError, ValueError, TypeError, OSError):
         return None
-    return seat if 0 < seat.port < 1 << 16 and token_file and seat.folder.is_absolute() else None
+    return (port, folder) if 0 < port < 1 << 16 and token_file and folder.is_absolute() else None
 
 
 class Start(Enum):
@@ -333,9 +330,10 @@ class SlotPlace:
     """What a slot is told of itself: which step it is of, and where."""
 
     step: int  # as the launcher numbers them
+    here: str  # its node
     folder: Path  # of its node's agent
-    of_job: tuple[NodeName, ...]  # the job's nodes, in Slurm's own order
-    restart: int  # how often Slurm had started the job again
+    of_job: tuple[NodeName, ...]  # the job's nodes, in Slurm's own order; none outside of Slurm
+    run: str  # that it is of
     # Modules to import for the ranks of the next attempt; empty: what the script begins with; None: nothing
     preload: tuple[str, ...] | None = None
     resting: str = ""  # the launch in which its node is a spare; empty where it is none
@@ -347,23 +345,24 @@ def leave_slots(
     launch: Launch,
     of_job: Sequence[NodeName],
     preload: Sequence[str] | None = None,
+    *,
+    run: str = "",
 ) -> str:
     """Leave in the job's folder what the slots of a step are to know; return what SLOTS_VARIABLE is to be."""
     folders = {facts.node: str(Path(facts.token_file).parent) for facts in (*launch.nodes, *launch.spares)}
-    told: dict[str, Any] = {"step": step, "folders": folders, "of_job": of_job, "restart": launch.attempt.restart}
+    told: dict[str, Any] = {"step": step, "folders": folders, "of_job": of_job, "run": run}
     if preload is not None:
         spares = [facts.node for facts in launch.spares]
         told |= {"preload": preload, "spares": spares, "launch": leave_launch(launch, folder)}
     return str(leave(folder, "slots", json.dumps(told).encode()))
 
 
-def left_slots(env: Mapping[str, str]) -> SlotPlace:
-    """Return what this slot is told."""
+def left_slots(env: Mapping[str, str], here: str) -> SlotPlace:
+    """Return what a slot on this node is told."""
     try:
         told = json.loads(Path(env[SLOTS_VARIABLE]).read_text(encoding="utf-8"))
-        here = env["SLURMD_NODENAME"]
         folder, in_slurms = Path(told["folders"][here]), tuple(told["of_job"])
-        place = SlotPlace(int(told["step"]), folder, in_slurms, int(told["restart"]))
+        place = SlotPlace(int(told["step"]), here, folder, in_slurms, told["run"])
         if "preload" not in told:
             return place
         resting = told["launch"] if here in told["spares"] else ""
@@ -386,11 +385,13 @@ class RankTask:
     node: str
 
 
-def slurm_variables(launch: Launch, task: RankTask, of_job: Iterable[NodeName]) -> dict[str, str]:
-    """Return what srun would tell a rank of its step, were that the attempt's own.
+def slurm_variables(launch: Launch, task: RankTask, of_job: Sequence[NodeName]) -> dict[str, str]:
+    """Return what srun would tell a rank of its step, were that the attempt's own; nothing outside of Slurm.
 
     `of_job`: the job's nodes in Slurm's own order, which is not the ranks'.
     """
+    if not of_job:
+        return {}
     started = dict(zip((facts.node for facts in launch.nodes), launch.started, strict=True))
     nodes = [node for node in of_job if node in started]
     group, local = launch.place(task.rank)

@@ -19,6 +19,7 @@ from deeplink.scheduler.launch.agent_restart import AgentRestart
 from deeplink.scheduler.launch.backend import LaunchError, NodesLostError, RunContext
 from deeplink.scheduler.launch.ending import Ending
 from deeplink.scheduler.launch.event_log import EventLog, EventSink, to_journal, to_watchdog
+from deeplink.scheduler.launch.launcher_role import run_of
 from deeplink.scheduler.launch.rank_output import OutputCollector, kept_folder
 from deeplink.scheduler.launch.run_state import Handover
 from deeplink.scheduler.launch.shared_network import fabric_below, found_network, with_domains, with_hcas
@@ -81,6 +82,7 @@ def run_job(
     """
     clock, policy = clock or SystemClock(), policy or RelaunchPolicy()
     secret = new_token() if link is None else link.greeted().secret
+    backend.role.run = run_of(secret)
     signals: deque[signal.Signals] = deque(maxlen=64)
     with ExitStack() as stack:
         # First and last: a signal must not end us alone, neither while agents start nor while they are ended.
@@ -123,7 +125,7 @@ def run_job(
         stack.callback(agents.close)
         if link is not None:
             link.is_under_way = True
-        stack.callback(OutputCollector(kept_folder(backend.folder, backend.restart)).close)
+        stack.callback(OutputCollector(kept_folder(backend.folder, run_of(secret))).close)
         run = RunContext(backend, agents, events, clock, spec, policy, handover)
         return _supervised(run, config, site, signals, stack)
 

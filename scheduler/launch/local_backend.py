@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import os
 import shutil
 import socket
 import time
@@ -16,20 +15,28 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from deeplink.core.clock import SystemClock, wait_until
 from deeplink.core.private import private_folder
 from deeplink.core.types import NodeName
+from deeplink.scheduler.launch.agent_ranks import AgentRanks, Slots
 from deeplink.scheduler.launch.backend import AgentStep, Backend, LaunchError, RankStep, ports_for
-from deeplink.scheduler.launch.environment import LAUNCH_VARIABLE, Launch, NodeFacts, leave_launch
+from deeplink.scheduler.launch.environment import (
+    LAUNCH_VARIABLE,
+    SLOTS_VARIABLE,
+    Launch,
+    NodeFacts,
+    leave_launch,
+    leave_slots,
+)
 from deeplink.scheduler.launch.launch_spec import Granted
-from deeplink.scheduler.launch.process import AgentProcesses, end_all, python_command
+from deeplink.scheduler.launch.process import LEAVE_S, AgentProcesses, end_all, python_command
 from deeplink.scheduler.recovery.rank_failure import Failed
 from deeplink.scheduler.slurm import command as processes
 from deeplink.scheduler.topology.graph import Fabric
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
-    from signal import Signals
 
     from deeplink.core.types import Attempt
     from deeplink.scheduler.launch.backend import Reach
@@ -52,6 +59,7 @@ class LocalBackend(Backend):
     job_name: str = "local"
     name: str = "local"
     granted: Granted = field(default_factory=Granted)
+    slots: list[LocalSlots] = field(default_factory=list)  # what waits for ranks to run
     can_requeue: bool = False
 
     @classmethod
@@ -67,13 +75,7 @@ class LocalBackend(Backend):
 
     @override
     def rank_command(self, launch: Launch, command: Sequence[str]) -> list[str]:
-        if launch.recipe.mpi:
-            return _with_mpi(launch, command)
-        return _rank_command(launch, 0, command)
-
-    @override
-    def adopt_ranks(self, launch: Launch, command: Sequence[str], reach: Reach) -> RankStep | None:
-        return None
+        return _slot_commands(launch, command)[0]
 
     @override
     def start_ranks(self, launch: Launch, command: Sequence[str], reach: Reach) -> RankStep:
@@ -82,12 +84,18 @@ class LocalBackend(Backend):
                 "Install an MPI (Debian: mpich; pip: mpich). Inside a Slurm job srun starts the ranks without."
             )
             raise LaunchError(f"{MPIEXEC} is not on PATH", remedy, exit_code=127)
-        env = {**self.env, LAUNCH_VARIABLE: leave_launch(launch, self.folder)}
-        return LocalRanks(launch, command, env)
+        number, file = time.time_ns(), leave_launch(launch, self.folder)
+        env = {**self.env, SLOTS_VARIABLE: leave_slots(self.folder, number, launch, ()), LAUNCH_VARIABLE: file}
+        for one in self.slots:
+            one.stop()  # also those of a lost node, with its ranks
+        slots = LocalSlots(number, _slot_commands(launch, command), env)
+        self.slots[:] = [slots]
+        return AgentRanks(launch, file, reach, slots, make=lambda: slots, use=lambda _: None, are_new=True)
 
     @override
     def end_slots(self) -> None:
-        """There are none: ranks are processes of ours."""
+        for one in self.slots:
+            one.stop(LEAVE_S)
 
     @override
     def port_for(self, attempt: Attempt) -> int:
@@ -101,36 +109,20 @@ class LocalBackend(Backend):
     def fabric(self) -> Fabric:
         return Fabric({})
 
-    @override
-    def requeue_if_down(self, nodes: Collection[NodeName]) -> bool:
-        return False
 
-    @override
-    def requeue(self, lost: Collection[NodeName]) -> bool:
-        return False
+def _slot_commands(launch: Launch, command: Sequence[str]) -> list[list[str]]:
+    """Return what starts all slots of a launch; of MPI one program that does."""
 
-    @override
-    def hold(self, because: str, lost: Collection[NodeName]) -> bool:
-        return False
+    def slot(*words: str) -> list[str]:
+        return python_command("deeplink.scheduler.launch.slot", *words, "--", *command)
 
-    @override
-    def unheard(self, nodes: Collection[NodeName]) -> Mapping[NodeName, bool]:
-        return {}  # without its agent there is no node
-
-    @override
-    def ended_whole(self) -> None:
-        """Nothing is left behind here."""
-
-
-def _rank_command(launch: Launch, rank: int, command: Sequence[str]) -> list[str]:
-    group, local_rank = launch.place(rank)
-    task = ["--task", str(rank), str(local_rank), launch.nodes[group].node]
-    return python_command("deeplink.scheduler.launch.rank", *task, "--", *command)
-
-
-def _with_mpi(launch: Launch, command: Sequence[str]) -> list[str]:
-    starter = python_command("deeplink.scheduler.launch.rank", "--mpi", "--", *command)
-    return [MPIEXEC, "-n", str(launch.processes), *starter]
+    if launch.recipe.mpi:
+        return [[MPIEXEC, "-n", str(launch.processes), *slot("--mpi")]]
+    return [
+        slot(facts.node, str(number))
+        for facts, count in zip(launch.nodes, launch.started, strict=True)
+        for number in range(count)
+    ]
 
 
 class LocalAgents(AgentProcesses):
@@ -154,47 +146,28 @@ class LocalAgents(AgentProcesses):
         self.stop()
 
 
-class LocalRanks(RankStep):
-    """One process per rank; the first that fails ends the others, as srun's --kill-on-bad-exit does."""
+class LocalSlots(Slots):
+    """One process per slot, or mpiexec; each leads the process group of what its ranks start."""
 
-    def __init__(self, launch: Launch, command: Sequence[str], env: Mapping[str, str]) -> None:
-        self._launch, self._code = launch, 0
-        self._failed = Failed()
-        self._ranks: dict[int, processes.Process[bytes]] = {}
-        if launch.recipe.mpi:
-            self._ranks[0] = processes.spawn(_with_mpi(launch, command), env=env)
-            return
-        for rank in range(launch.processes):
-            self._ranks[rank] = processes.spawn(_rank_command(launch, rank, command), env=env)
+    def __init__(self, number: int, commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> None:
+        self.number = number
+        self._processes = [processes.spawn(argv, env=env) for argv in commands]
 
     @override
-    def exit_code(self) -> int | None:
-        codes = {rank: process.poll() for rank, process in self._ranks.items()}
-        failed = next(((rank, code) for rank, code in codes.items() if code), None)
-        if failed is not None and not self._code:
-            rank, code = failed
-            self._code = 128 - code if code < 0 else code
-            node = None if self._launch.recipe.mpi else self._launch.nodes[self._launch.place(rank)[0]].name
-            who = f"rank {rank} on {node}" if node else MPIEXEC
-            self._failed = Failed(said=f"{who}: exit code {self._code}", node=node)
-            end_all(self._ranks.values())
-        return None if None in codes.values() and not self._code else self._code
+    def ended(self) -> int | None:
+        codes = [process.poll() for process in self._processes]
+        return next(filter(None, codes), None if None in codes else 0)
 
     @override
     def failed(self) -> Failed:
-        return self._failed
-
-    @override
-    def send(self, number: Signals) -> None:
-        for process in self._ranks.values():
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, number)
+        code = self.ended()
+        return Failed(said="" if code is None else f"what runs ranks exited {code}", is_of_rank=False)
 
     @override
     def abandon(self) -> None:
-        self.kill()
+        self.stop()
 
     @override
-    def kill(self) -> None:
-        end_all(self._ranks.values())
+    def stop(self, leave_s: float = 0.0) -> None:
+        wait_until(lambda: all(one.poll() is not None for one in self._processes), SystemClock(), leave_s)
+        end_all(self._processes)

@@ -89,8 +89,9 @@ def _is_binary(program: str) -> bool:
         return False
 
 
-def predicted(launch: Launch, slot: int, here: str, place: SlotPlace, given: Mapping[str, str]) -> dict[str, str]:
+def predicted(launch: Launch, slot: int, place: SlotPlace, given: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a rank of the next attempt in this slot, as far as it can be known."""
+    here = place.here
     nodes = [facts.node for facts in launch.nodes]
     if here not in nodes:  # a spare: as if in place of the first node
         spare = next(facts for facts in launch.spares if facts.node == here)
@@ -98,8 +99,7 @@ def predicted(launch: Launch, slot: int, here: str, place: SlotPlace, given: Map
         nodes[0] = here
     rank = sum(launch.started[: nodes.index(here)]) + slot
     task = RankTask(rank, slot, here)
-    in_slurms = place.of_job if here in place.of_job else ()
-    slurm = slurm_variables(launch, task, in_slurms) if in_slurms else {}
+    slurm = slurm_variables(launch, task, place.of_job)
     env = rank_environment(launch, task, {**given, **slurm})
     # Without what is another for each rank and attempt: an import that copies the whole environment has asked for
     # all that is in it. And who has these is taken for a rank.

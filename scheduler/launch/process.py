@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -33,6 +33,7 @@ TERM_WAIT_S = 0.5
 KILL_WAIT_S = (
     2.0  # srun, told to end, kills the ranks of living nodes within 0.1 s, then waits 5 s for the dead one
 )
+LEAVE_S = 1.0  # how long slots that were told to leave take: of a step of theirs that is ended srun complains
 LONGEST_WORDS = 2048  # bytes
 OUR_WORDS = "deeplink: "  # before what ended a program of ours
 UNTOLD_S = 1.0  # how long the word on how a process ended may take after its end
@@ -59,10 +60,13 @@ def last_line(log_file: Path, start: int) -> str:
 
 
 class AdoptedProcess:
-    """A process that a launcher before this one started: the parent of both reaps it, and tells how it ended."""
+    """A process that a launcher before this one started: the parent of both reaps it, and tells how it ended.
+
+    With 0 for its id it is on another host: nothing is known of it, and nothing done to it.
+    """
 
     def __init__(self, pid: int, end_of: EndOf) -> None:
-        if pid <= 1:  # to a signal that would be our own group, or everybody
+        if pid < 0 or pid == 1:  # to a signal that would be everybody
             raise ValueError(f"{pid} is no process of ours")
         self.pid, self._end_of = pid, end_of
         self.returncode: int | None = None
@@ -70,6 +74,8 @@ class AdoptedProcess:
 
     def poll(self) -> int | None:
         """Return how it ended, as `Popen.poll` does; as killed where nobody can say."""
+        if not self.pid:
+            return None
         if self.returncode is None:
             self.returncode = self._end_of(self.pid)
         if self.returncode is None and not Path(f"/proc/{self.pid}").exists():
@@ -88,20 +94,6 @@ class AdoptedProcess:
         return code
 
 
-class AbsentProcess:
-    """A process on another host, of a launcher before this one: nothing is known of it, and nothing done to it."""
-
-    pid, returncode = 0, None
-
-    def poll(self) -> None:
-        """Nobody can say how it ended."""
-
-    def wait(self, timeout: float) -> NoReturn:
-        """Wait so long for what it is the parent of: that ends by itself, or not."""
-        time.sleep(timeout)
-        raise processes.TimeoutExpired("another host's", timeout)
-
-
 class EndedRanks(RankStep):
     """The ranks of an attempt that has none: its launcher died after their end, or before their start."""
 
@@ -116,20 +108,8 @@ class EndedRanks(RankStep):
     def failed(self) -> Failed:
         return Failed()
 
-    @override
-    def send(self, number: signal.Signals) -> None:
-        """There is nobody to hear it."""
 
-    @override
-    def abandon(self) -> None:
-        """There is nothing to let go of."""
-
-    @override
-    def kill(self) -> None:
-        """There is nothing to end."""
-
-
-StarterProcess = processes.Process[bytes] | AdoptedProcess | AbsentProcess
+StarterProcess = processes.Process[bytes] | AdoptedProcess
 
 
 def abandon_process(process: StarterProcess) -> None:

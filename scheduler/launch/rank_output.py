@@ -38,9 +38,9 @@ _OPEN = ".part"  # of a file that is written to
 _FULL = b"deeplink slot: %d MiB of output wait to be copied, and nobody does: what comes now is lost\n"
 
 
-def kept_folder(folder: Path, restart: int) -> Path:
-    """Return where slots keep what no srun takes; `restart`: how often Slurm had started the job again."""
-    return folder / f"output.{restart}"
+def kept_folder(folder: Path, run: str) -> Path:
+    """Return where slots of a run keep what no srun takes; a job may have several runs at once."""
+    return folder / f"output.{run}"
 
 
 class KeptStream:

@@ -348,6 +348,10 @@ class Handover:
             return None
         if attempt.code is not None:
             return EndedRanks(attempt.code)
+        place = None if self.before is None else self.before.place
+        host = self._here if place is None else place.host
+        if attempt.launch.recipe.mpi and host not in {self._here, *(one.node for one in attempt.launch.nodes)}:
+            return None  # without their srun, which died with its host, MPI_Finalize hangs until Slurm kills it
         return backend.adopt_ranks(attempt.launch, command, reach)
 
     def leave(self, attempt: AttemptState, *, soon: bool = False) -> None:

@@ -1,14 +1,15 @@
-"""A task of the step of slots: waits on its node, and runs ranks of one attempt after the other.
+"""Waits on a node, and runs ranks of one attempt after the other.
 
-`python -m deeplink.scheduler.launch.slot -- COMMAND...`, started by srun with all that Slurm gives a rank: its
-CPUs and GPUs, its memory, its output. What it is to run it hears from the agent of its node (`rank_slots`). It
-is parent and subreaper of all that its rank starts, so it knows how the rank ended, and ends what is left of it
-before it says so.
+`python -m deeplink.scheduler.launch.slot [NODE NUMBER | --mpi] -- COMMAND...`: a task of a step of Slurm's, with
+all that Slurm gives a rank: its CPUs and GPUs, its memory, its output. Without Slurm its words say where it is, or
+mpiexec does. What it is to run it hears from the agent of its node (`rank_slots`). It is parent and subreaper of
+all that its rank starts, so it knows how the rank ended, and ends what is left of it before it says so.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -18,38 +19,55 @@ import socket
 import sys
 import time
 import traceback
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from deeplink.core.clock import SystemClock, wait_until
+from deeplink.core.descriptors import try_lock
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.prctl import become_subreaper, die_with
+from deeplink.rpc.tokens import token_file_of
+from deeplink.scheduler.launch.backend import LaunchError
+from deeplink.scheduler.launch.container import entering
 from deeplink.scheduler.launch.environment import (
     LAUNCH_VARIABLE,
     SLOTS_VARIABLE,
+    Launch,
     RankTask,
     left_launch,
     left_slots,
+    members_variable,
+    mpi_task,
     not_launched,
+    rank_environment,
     slurm_variables,
 )
 from deeplink.scheduler.launch.preloaded import LOADS_S, NOTHING, PreloadedProcess, PythonCommand, predicted
-from deeplink.scheduler.launch.rank import program_of
 from deeplink.scheduler.launch.rank_output import OutputRelay, kept_folder
-from deeplink.scheduler.node.rank_processes import SLOT_TAG, ProcessTable, descendants, tagged
-from deeplink.scheduler.node.slot_report import SlotReport, agents_socket
+from deeplink.scheduler.node.rank_processes import (
+    SLOT_TAG,
+    ProcessTable,
+    SlotReport,
+    agents_socket,
+    descendants,
+    tagged,
+)
+from deeplink.scheduler.node.reading import group_oom_kills
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from deeplink.scheduler.launch.environment import SlotPlace
 
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells have them
 AGENT_S = 60.0  # without its agent for so long a slot ends its rank, and itself: nobody would hear of either
 CONNECT_AGAIN_S = 0.1
 KILL_AGAIN_S = 0.05  # what is started while others are killed is killed the next time
 UNKILLABLE_S = 10.0  # what is left so long after KILL hangs in the kernel; whose turn is next waits for its lock
 END_GRACE_S = 0.5
 PRELOAD_AFTER_S = 10.0  # beside a rank: its own imports come first
+PREDECESSOR_WAIT_S = 30.0  # how long a rank waits for the one it replaces to be gone; Slurm kills it long before
 # Slurm sends a step's signals to all of its processes: the rank has them from there, and a slot outlives it.
 _OUTLIVED = frozenset(signal.valid_signals()) - {
     *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
@@ -75,7 +93,7 @@ class RankSlot:
     ) -> None:
         self._keep_output = keep_output
         self._command, self._env, self._place, self._said = tuple(command), env, place, said
-        self._table, self._here = ProcessTable(), env.get("SLURMD_NODENAME", "")
+        self._table, self._here = ProcessTable(), place.here
         self._agent: socket.socket | None = None
         self._rest = b""
         self._connect_at = self._heard = time.monotonic()
@@ -89,9 +107,8 @@ class RankSlot:
         self._preloaded: PreloadedProcess | None = None
         self._candidate: PreloadedProcess | None = None  # that may become this very rank
         self._launch, self._preload_at = place.resting, math.inf
-        if place.preload is not None and not os.isatty(
-            0
-        ):  # who is to have the terminal cannot wait beside another
+        # Who is to have the terminal cannot wait beside another.
+        if place.preload is not None and not os.isatty(0):
             self._python = PythonCommand.of(command, env.get("PATH"))
             self._preload_at = self._heard if place.resting else math.inf
 
@@ -194,7 +211,7 @@ class RankSlot:
 
     def _start(self, order: dict[str, Any]) -> None:
         tag = f"{order['attempt']}:{self._said.pid}"
-        self._oom_kills = oom_kills()
+        self._oom_kills = group_oom_kills() or 0
         if self._preloaded is not None and not self._preloaded.is_ready:
             self._drop_preloaded()  # it would load beside what the rank loads
         self._candidate, self._preloaded = self._preloaded, None
@@ -258,7 +275,8 @@ class RankSlot:
     def _be_no_slot(self) -> None:
         """Be, in a child, what srun would have started."""
         die_with(self._said.pid)
-        _lead_a_group()
+        if self._place.of_job:  # else who started the slot ends the rank by its group
+            _lead_a_group()
         signal.set_wakeup_fd(-1)
         for number, before in self._dispositions.items():
             signal.signal(number, signal.SIG_DFL if number in _OF_PYTHON else before)
@@ -298,7 +316,7 @@ class RankSlot:
             code=128 - code if code < 0 else code,
             exited=time.monotonic(),
             ended=not self._left(),
-            out_of_memory=oom_kills() > self._oom_kills,
+            out_of_memory=(group_oom_kills() or 0) > self._oom_kills,
             unstarted=told.decode(errors="replace"),
         )
 
@@ -332,7 +350,7 @@ class RankSlot:
         given = self._own(self._launch)
 
         def env() -> dict[str, str]:
-            return predicted(left_launch(given), self._said.slot, self._here, self._place, given)
+            return predicted(left_launch(given), self._said.slot, self._place, given)
 
         signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)
         try:
@@ -377,48 +395,95 @@ class RankSlot:
                 self._start(order)
 
 
+@dataclass(frozen=True, slots=True)
+class RankProgram:
+    """What a rank's process is to become."""
+
+    command: tuple[str, ...]
+    env: dict[str, str]
+    locks: tuple[int, ...]  # what it holds to its end, open
+
+    def start(self) -> NoReturn:
+        """Become it. Raises LaunchError."""
+        try:
+            os.execvpe(self.command[0], [*self.command], self.env)  # noqa: S606 - the user's own, a list
+        except FileNotFoundError as problem:
+            raise self._unstarted("no such command", NOT_FOUND) from problem
+        except OSError as problem:
+            # Of the command, as a shell has it; or of the node, which has no memory, say, or no such storage.
+            code = NOT_EXECUTABLE if problem.errno in {errno.EACCES, errno.ENOEXEC, errno.ENOTDIR} else 1
+            raise self._unstarted(problem.strerror or str(problem), code) from problem
+
+    def _unstarted(self, why: str, code: int) -> LaunchError:
+        remedy = "Every node must have it, on PATH or where it is named, and room to start it."
+        return LaunchError(f"{self.command[0]}: {why} on {self.env['DEEPLINK_NODE']}", remedy, exit_code=code)
+
+
+def program_of(command: Sequence[str], launch: Launch, task: RankTask, given: Mapping[str, str]) -> RankProgram:
+    """Return what this process is to become as a rank; waits for its predecessor's end. Raises DeepLinkError."""
+    env = rank_environment(launch, task, given)
+    env["DEEPLINK_MEMBERS"] = members_variable(given)
+    env["DEEPLINK_TOKEN_FILE"] = str(token_file_of(Path(env["DEEPLINK_TOKEN_FILE"]), launch.attempt))
+    if launch.container is not None and not launch.container.is_entered_by_srun:
+        command = entering(launch.container, command, env, here=str(Path.cwd()), exists=os.path.exists)
+    locks = _outwait_predecessor(Path(env["DEEPLINK_TOKEN_FILE"]).parent, env["LOCAL_RANK"])
+    return RankProgram(tuple(command), env, locks)
+
+
+def _outwait_predecessor(folder: Path, local_rank: str) -> tuple[int, ...]:
+    # The attempt before may still be dying here, with its GPU memory and its ports. Its ranks hold this lock until
+    # the last of their processes is gone; the kernel lets go of it for them.
+    try:
+        held = os.open(folder / f"rank-{local_rank}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return ()  # no agent's folder, no predecessor to know of
+    os.set_inheritable(held, True)  # noqa: FBT003 - its only form
+    if not wait_until(lambda: try_lock(held), SystemClock(), PREDECESSOR_WAIT_S):
+        sys.stderr.write(f"deeplink rank: an earlier rank still runs here after {PREDECESSOR_WAIT_S:g} s\n")
+    return (held,)
+
+
 def _lead_a_group() -> None:
     """Be a process group of one's own, as Slurm's tasks are, and that of the terminal where there is one."""
     os.setpgid(0, 0)
     if os.isatty(0):
+        before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         with contextlib.suppress(OSError):  # not the one that controls us
-            before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
             os.tcsetpgrp(0, os.getpid())
-            signal.signal(signal.SIGTTOU, before)
+        signal.signal(signal.SIGTTOU, before)
 
 
-def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how many processes of this cgroup (v2) were killed for want of memory; 0 where nobody counts."""
-    try:
-        name = next(line[3:] for line in proc.read_text().splitlines() if line.startswith("0::"))
-        folder = root / name.lstrip("/")
-        # Where the task's own group has no such file, the step's has the limit.
-        events = next(found for one in (folder, *folder.parents) if (found := one / "memory.events").exists())
-        counts = dict(line.split() for line in events.read_text().splitlines())
-        return int(counts.get("oom_kill", 0))
-    except (OSError, StopIteration, ValueError):
-        return 0
+def _arguments(argv: Sequence[str], env: Mapping[str, str]) -> tuple[str, int, Sequence[str]]:
+    """Return this slot's node, its number there, and the command of its ranks."""
+    dashes = argv.index("--") if "--" in argv else len(argv)
+    words, command = argv[:dashes], argv[dashes + 1 :]
+    if not command:
+        raise not_launched("no command is given")
+    if words == ["--mpi"]:
+        task = mpi_task(left_launch(env), env)
+        return task.node, task.local_rank, command
+    if words:
+        node, number = words
+        return node, int(number), command
+    return env.get("SLURMD_NODENAME", ""), int(env.get("SLURM_LOCALID", "0")), command
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     """Be a slot to its end; returns the exit code."""
     try:
-        if argv[:1] != ["--"] or len(argv) == 1:
-            raise not_launched("no command is given")
-        place = left_slots(env)
-        said = SlotReport(
-            step=place.step,
-            slot=int(env.get("SLURM_LOCALID", "0")),
-            pid=os.getpid(),
-            step_id=int(env.get("SLURM_STEP_ID", "-1")),
-        )
+        here, number, command = _arguments(argv, env)
+        place = left_slots(env, here)
+        step_id = int(env.get("SLURM_STEP_ID", "-1"))
+        said = SlotReport(step=place.step, slot=number, pid=os.getpid(), step_id=step_id)
     except DeepLinkError as problem:
         sys.stderr.write(f"deeplink slot: {problem}\n  {problem.remedy}\n")
         return problem.exit_code
     become_subreaper()
-    relay = OutputRelay(kept_folder(Path(env[SLOTS_VARIABLE]).parent, place.restart), env["SLURMD_NODENAME"])
+    # Only srun goes away while ranks run, and only its pipe is this slot's alone.
+    relayed = (1, 2) if place.of_job else ()
+    relay = OutputRelay(kept_folder(Path(env[SLOTS_VARIABLE]).parent, place.run), here, relayed)
     try:
-        return RankSlot(argv[1:], env, place, said, relay.keep).run()
+        return RankSlot(command, env, place, said, relay.keep).run()
     finally:
         relay.close()
 

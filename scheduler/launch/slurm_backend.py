@@ -18,6 +18,7 @@ from deeplink.scheduler.launch.agent_monitor import CONNECT_S
 from deeplink.scheduler.launch.agent_ranks import AgentRanks
 from deeplink.scheduler.launch.backend import (
     Backend,
+    HeldRole,
     JobStatus,
     LaunchError,
     NodesStatus,
@@ -34,9 +35,8 @@ from deeplink.scheduler.launch.environment import (
     leave_slots,
 )
 from deeplink.scheduler.launch.launch_spec import Granted, gpu_options, granted_by
-from deeplink.scheduler.launch.launcher_role import HeldRole
-from deeplink.scheduler.launch.process import AbsentProcess, AdoptedProcess, python_command
-from deeplink.scheduler.launch.srun import LEAVE_S, SlotStep, SlurmAgents, SlurmSlots, StepIds, step_environment
+from deeplink.scheduler.launch.process import LEAVE_S, AdoptedProcess, python_command
+from deeplink.scheduler.launch.srun import SlotStep, SlurmAgents, SlurmSlots, StepIds, step_environment
 from deeplink.scheduler.liveness.probe import TcpProber, slurmd_port
 from deeplink.scheduler.recovery.evidence import TAG, ProbeResult
 from deeplink.scheduler.recovery.recovery_steps import comment_of, with_our_comment
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from deeplink.scheduler.launch.backend import AgentStep, EndOf, RankStep, Reach
     from deeplink.scheduler.launch.environment import NodeFacts
     from deeplink.scheduler.launch.process import StartedAgents, StartedSlots
-    from deeplink.scheduler.slurm.parse import JobAddress, NodeRow
+    from deeplink.scheduler.slurm.parse import JobAddress, JobRow, NodeRow
     from deeplink.scheduler.topology.graph import Fabric
 
 log = logging.getLogger(__name__)
@@ -306,7 +306,7 @@ class SlurmBackend(Backend):
         # What waits in a slot is outside of a container that each rank's command enters.
         is_inside = launch.container is None or launch.container.is_entered_by_srun
         preload = self.preload if is_inside and self._are_for_all(launch) and not launch.starters else None
-        told = leave_slots(self.folder, number, launch, in_slurms, preload)
+        told = leave_slots(self.folder, number, launch, in_slurms, preload, run=self.role.run)
         starts = [self._slot_step(launch, command, _started(launch), f"{number}", told)]
         if launch.spares and self._are_for_all(launch):
             resting = dict.fromkeys((facts.name for facts in launch.spares), max(launch.started))
@@ -336,9 +336,8 @@ class SlurmBackend(Backend):
         return lambda: SlotStep(argv, env, self.slurm, counts=counts, run=run, clock=self.clock)
 
     def _adopted_step(self, pid: int, end_of: EndOf, counts: Mapping[NodeName, int]) -> SlotStep:
-        process = AdoptedProcess(pid, end_of) if pid else AbsentProcess()
-        run = (self.job, self.restart)
-        return SlotStep((), {}, self.slurm, counts=counts, run=run, clock=self.clock, adopted=process)
+        run, before = (self.job, self.restart), AdoptedProcess(pid, end_of)
+        return SlotStep((), {}, self.slurm, counts=counts, run=run, clock=self.clock, adopted=before)
 
     @override
     def end_slots(self) -> None:
@@ -378,20 +377,25 @@ class SlurmBackend(Backend):
     def requeue_if_down(self, nodes: Collection[NodeName]) -> bool:
         try:
             # Cut off for a while, we may be what is left of an older run: the job has been started again already.
-            # And a controller that has just come up takes it for one that waits: it takes no order.
             job = self.slurm.job(self.job)
-            if job.restarts != self.restart or job.state is JobState.PENDING:
-                return False
-            # A requeue while an allocated node is unreachable and not down restarts the job without its GPUs. One
-            # that Slurm took from the job may be in service again.
-            allocated = [node for node in nodes if node in job.nodes]
-            if allocated and not all(row.down for row in self.slurm.nodes(allocated)):
+            if job.restarts != self.restart or self._why_not_now(job, nodes):
                 return False
             self.slurm.requeue(job.address)
         except DeepLinkError as problem:
             log.warning("asking Slurm about %s: %s", ", ".join(nodes), problem)
             return False
         return True
+
+    def _why_not_now(self, job: JobRow, lost: Collection[NodeName]) -> str:
+        """Return why the job cannot be put back into the queue now; empty where it can."""
+        if job.state is JobState.PENDING:  # it runs: a controller that has just come up takes no order
+            return "Slurm takes it for one that waits"
+        # A requeue while an allocated node is unreachable and not down restarts the job without its GPUs. One
+        # that Slurm took from the job may be in service again.
+        away = [node for node in lost if node in job.nodes]
+        if away and not all(row.down for row in self.slurm.nodes(away)):
+            return f"{', '.join(away)} was lost, and Slurm has not given it up"
+        return ""
 
     @override
     def job_status(self) -> JobStatus | None:
@@ -460,12 +464,7 @@ class SlurmBackend(Backend):
                 job = self.slurm.job(self.job)
                 if job.restarts != self.restart:
                     return ordered  # what runs now is not ours; an order without an answer may have been heard
-                away = [node for node in lost if node in job.nodes]
-                if job.state is JobState.PENDING:  # it runs: a controller that has just come up takes no order
-                    why = "Slurm takes it for one that waits"
-                elif away and not all(row.down for row in self.slurm.nodes(away)):
-                    why = f"{', '.join(away)} was lost, and Slurm has not given it up"
-                else:
+                if not (why := self._why_not_now(job, lost)):
                     ordered = True
                     order(job.address)
                     return True

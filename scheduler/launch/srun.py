@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 
 UNANSWERED_S = 600.0  # for how long an srun that slurmctld does not answer is tried again
 TRY_AGAIN_S = 1.0  # how long after its end
-LEAVE_S = 1.0  # how long slots that were told to leave take: of a step of theirs that is ended srun complains
 TAKEN_S = 60.0  # how long one that gets no memory is: the step before may have it still, or the job has too little
 
 # What Slurm puts into a batch script's environment and srun reads back as options (srun(1), INPUT ENVIRONMENT

@@ -26,7 +26,6 @@ from deeplink.scheduler.topology.rank_order import rank_order, ring_crossings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from deeplink.core.types import NodeName
     from deeplink.scheduler.topology.graph import Fabric
 
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
@@ -91,13 +90,6 @@ class LeftAlone:
     because: str
 
 
-@dataclass(frozen=True, slots=True)
-class BecomesRun:
-    """`deeplink run` with these arguments is to run instead."""
-
-    arguments: tuple[str, ...]
-
-
 def in_rank(env: Mapping[str, str]) -> bool:
     """Whether we are a rank of `deeplink run`, or one of its descendants."""
     return "DEEPLINK_ATTEMPT" in env
@@ -109,8 +101,8 @@ def _in_batch_script(env: Mapping[str, str]) -> bool:
 
 def srun_becomes(
     words: Sequence[str], env: Mapping[str, str], read: Callable[[str], str]
-) -> LeftAlone | BecomesRun:
-    """Say what an srun of a script shall be."""
+) -> LeftAlone | tuple[str, ...]:
+    """Return what `deeplink run` is to be called with in place of an srun of a script."""
     if not _in_batch_script(env):
         return LeftAlone("not called by a batch script")
     line = SRUN.parse(words)
@@ -133,12 +125,8 @@ def srun_becomes(
         if option.name not in _ANSWERED
         for word in ((f"--{option.name}",) if option.value is None else (f"--{option.name}={option.value}",))
     ]
-    arguments = [
-        f"--nnodes={count}",
-        *([f"--nproc-per-node={per_node}"] if per_node else []),
-        *(f"--srun-option={word}" for word in handed),
-    ]
-    return BecomesRun((*arguments, "--", *line.rest))
+    shaped = [f"--nnodes={count}", *([f"--nproc-per-node={per_node}"] if per_node else [])]
+    return (*shaped, *(f"--srun-option={word}" for word in handed), "--", *line.rest)
 
 
 def trains(command: Sequence[str], read: Callable[[str], str]) -> bool:
@@ -191,8 +179,8 @@ def _shape(line: CommandLine, env: Mapping[str, str]) -> LeftAlone | tuple[int, 
     return count, per_node
 
 
-def torchrun_becomes(words: Sequence[str], env: Mapping[str, str]) -> LeftAlone | BecomesRun:
-    """Say what a torchrun of a batch script shall be: one torchrun on every node."""
+def torchrun_becomes(words: Sequence[str], env: Mapping[str, str]) -> LeftAlone | tuple[str, ...]:
+    """Return the same for a torchrun of a batch script: one torchrun on every node."""
     if not _in_batch_script(env):
         return LeftAlone("not called by a batch script")
     given = {name: value for name, value, _ in _torchrun_options(words)}
@@ -201,7 +189,7 @@ def torchrun_becomes(words: Sequence[str], env: Mapping[str, str]) -> LeftAlone 
     each = given.get("nproc-per-node", env.get("PET_NPROC_PER_NODE", "1"))
     # Words of torchrun's ("cpu") it resolves itself, on each node; until then nobody knows how many ranks that is.
     per_node = each if each.isdigit() and int(each) else "auto" if each in {"gpu", "auto"} else "1"
-    return BecomesRun(("--recipe=torchrun", f"--nproc-per-node={per_node}", "--", "torchrun", *words))
+    return ("--recipe=torchrun", f"--nproc-per-node={per_node}", "--", "torchrun", *words)
 
 
 def torchrun_in_rank(words: Sequence[str], env: Mapping[str, str]) -> list[str]:
@@ -236,7 +224,6 @@ class Interactive:
     """The command to execute."""
 
     argv: tuple[str, ...]  # the command
-    order: tuple[NodeName, ...]  # the nodes in rank order; empty where srun decides
     because: str  # why it is as it is, one sentence
 
 
@@ -275,7 +262,7 @@ def interactive(
 
 
 def _left(asked: SrunCommand, because: str) -> Interactive:
-    return Interactive(argv=("srun", *asked.words), order=(), because=f"srun's own order: {because}")
+    return Interactive(argv=("srun", *asked.words), because=f"srun's own order: {because}")
 
 
 def _strange(line: CommandLine, known: frozenset[str]) -> str:
@@ -304,7 +291,6 @@ def _inside(asked: SrunCommand, env: Mapping[str, str], fabric: Callable[[], Fab
     kept = [word for option in asked.line.options if option.name != "nodes" for word in option.words]
     return Interactive(
         argv=("srun", *shape, f"--nodelist={listed}", *kept, *asked.line.rest),
-        order=order.nodes,
         because=f"the ring of ranks crosses leaf switches {order.crossings} times, and {stock} in order of names",
     )
 
@@ -364,6 +350,5 @@ def _outside(
         job = [f"--job-name={PurePath(asked.line.rest[0]).name}", *job]
     return Interactive(
         argv=("salloc", *job, *ourselves, *step, "--", *asked.line.rest),
-        order=(),
         because="salloc makes the allocation, so that the ranks can be put in order inside it",
     )

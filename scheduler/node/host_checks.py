@@ -24,7 +24,7 @@ from deeplink.scheduler.node.check_result import (
     drain,
     observe,
 )
-from deeplink.scheduler.node.reading import number_of, table_of, text_of
+from deeplink.scheduler.node.reading import group_oom_kills, number_of, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -188,17 +188,9 @@ def read_memory(paths: MemoryPaths) -> MemoryReading:
         total=sizes.get("MemTotal", 0) * _KIB,
         available=sizes.get("MemAvailable", 0) * _KIB,
         oom_kills=table_of(paths.proc / "vmstat").get("oom_kill"),
-        group_oom_kills=_group_kills(paths),
+        group_oom_kills=group_oom_kills(paths.proc, paths.cgroup),
         uncorrected=_uncorrected(paths.edac),
     )
-
-
-def _group_kills(paths: MemoryPaths) -> int | None:
-    """Return the kills in our own group of cgroup v2 (the line `0::/path`)."""
-    for line in (text_of(paths.proc / "self" / "cgroup") or "").splitlines():
-        if line.startswith("0::/"):
-            return table_of(paths.cgroup / line.removeprefix("0::/") / "memory.events").get("oom_kill")
-    return None
 
 
 def _uncorrected(edac: Path) -> dict[str, int]:

@@ -1,16 +1,21 @@
-"""The processes of a node's ranks, found in /proc: by the ids that ranks reported, else by their environment."""
+"""The processes of a node's ranks: found in /proc, by the ids that ranks reported, else by their environment.
+
+And what slots say of theirs, one line of JSON at each change. Imported by slots: light.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from deeplink.core.types import Attempt
 
@@ -214,3 +219,48 @@ def catches(status: Iterable[str], number: int) -> bool:
     """Return whether a process catches a signal, by the lines of its /proc/PID/status; else it would end it."""
     masks = [line.split(":", 1)[1].strip() for line in status if line.startswith("SigCgt:")]
     return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)
+
+
+# What a slot says to its node's agent.
+
+_SOCKET = "slots"
+
+
+@contextmanager
+def agents_socket(folder: Path) -> Iterator[str]:
+    """Give a path of an agent's socket for slots, in its folder, that is short however long the folder's is."""
+    there = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{there}/{_SOCKET}"
+    finally:
+        os.close(there)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotReport:
+    """What a slot says: who it is, and what it runs, or ran last."""
+
+    step: int  # its step, as the launcher numbers them
+    slot: int  # its number on this node, from 0
+    pid: int
+    step_id: int = -1  # its step, as Slurm numbers them; -1: it does not know
+    attempt: str = ""  # of its rank; empty before the first one
+    rank: int = 0
+    rank_pid: int = 0
+    tag: str = ""  # what all that the rank started bears in its environment
+    code: int | None = None  # how the rank's own process exited: 128 + n for signal n; None while it runs
+    exited: float = 0.0  # when, monotonic: one clock for all of a machine
+    ended: bool = False  # and nothing that it started is left
+    out_of_memory: bool = False  # processes of its cgroup were killed for want of memory
+    preloaded: bool = False  # a process waits that has the next rank's imports done
+    unstarted: str = ""  # why the rank's command could not even be started
+
+    @classmethod
+    def of(cls, line: bytes) -> SlotReport:
+        """Read a line; raises ValueError or TypeError where it is none."""
+        return cls(**json.loads(line))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether anything of its rank may be there."""
+        return bool(self.attempt) and not self.ended

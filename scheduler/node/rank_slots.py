@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from deeplink.core.types import Attempt
 from deeplink.rpc.channel import attempt_from_wire
-from deeplink.scheduler.node.rank_processes import ProcessTable, tagged
-from deeplink.scheduler.node.slot_report import SlotReport, agents_socket
+from deeplink.scheduler.node.rank_processes import ProcessTable, SlotReport, agents_socket, tagged
 from deeplink.v1 import node_pb2
 
 if TYPE_CHECKING:

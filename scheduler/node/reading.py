@@ -6,12 +6,9 @@ import json
 import logging
 import socket
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from deeplink.core.publish import kept_object, write_unsynced
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _LONGEST = 1 << 20
 log = logging.getLogger(__name__)
@@ -44,6 +41,18 @@ def table_of(path: Path) -> dict[str, int]:
         if rest and rest[0].isascii() and rest[0].isdigit():
             found[name.rstrip(":")] = int(rest[0])
     return found
+
+
+def group_oom_kills(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return how many processes of our own cgroup (v2) were killed for want of memory; None if nobody counts."""
+    for line in (text_of(proc / "self" / "cgroup") or "").splitlines():
+        if line.startswith("0::/"):
+            folder = cgroup / line.removeprefix("0::/")
+            # Where the task's own group has no such file, the step's has the limit, or the job's.
+            groups = [folder, *(one for one in folder.parents if "/job_" in str(one))]
+            counts = (table_of(one / "memory.events").get("oom_kill") for one in groups)
+            return next((count for count in counts if count is not None), None)
+    return None
 
 
 def file_in(state: Path) -> Path:

@@ -141,6 +141,36 @@ def test_where_no_node_is_left_for_its_rank_slurm_starts_the_job_again(
     cluster.run(CTL, ["scancel", str(job.id)])
 
 
+MPI = """
+import runpy, sys
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_ranks_of_mpi_are_started_again_for_they_cannot_end_without_their_srun(
+    fresh_sandbox: Callable[..., Sandbox],
+) -> None:
+    cluster = fresh_sandbox(Shape.of(4))
+    folder = folder_of(cluster)
+    (folder / "mpi.py").write_text(MPI)
+    train = f"{sys.executable} {folder}/mpi.py {folder}/train.py {folder} 5000"
+    job = submit(cluster, RESTS, f"{RUN} --spares 1 --recipe mpi -- {train}", folder=folder)
+    job.await_event("first-step")
+    until((folder / "state").exists, LIMIT_S, job.told)
+    taken_s(job, kill_batch_host(job))
+    again = job.await_event("first-step", count=2)
+    assert again["step"] > 5, "it went on where it was saved"
+    assert {*job.events("attempt-started")[-1]["nodes"]} == {"n2", "n3"}
+    lives_on(job)
+    assert job.let_end().state is JobState.COMPLETED, job.told()
+    assert job.row().restarts == 0
+    assert len(job.events("attempt-started")) == 2
+    assert [line for line in job.output().splitlines() if "ends at step" in line], job.told()
+
+
 @pytest.mark.parametrize("rests", [True, False])
 def test_a_batch_host_that_was_only_cut_off_holds_the_scripts_place_and_touches_nothing(
     fresh_sandbox: Callable[..., Sandbox], *, rests: bool

@@ -75,7 +75,7 @@ class Agents:
     attempt: Attempt | None = ATTEMPT
 
     def watch(self, folder: Path, slurm: Controller, network: Network | None = None) -> LauncherWatch:
-        found = LauncherWatch.of_job(
+        found = LauncherWatch(
             {"SLURM_JOB_ID": "7", "SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "n[0-2]"},
             lambda: self.silent_s,
             lambda job: self.attempt if job == 7 else None,
@@ -87,7 +87,6 @@ class Agents:
             state=folder,
             prober=network or Network(),
         )
-        assert found is not None
         (folder / "jobs" / "7").mkdir(parents=True, exist_ok=True)
         return found
 
@@ -269,18 +268,3 @@ def test_the_role_is_not_taken(nodes: dict[str, str], network: Network, silent_s
     claims = left(tmp_path, nodes)
     Agents(silent_s=silent_s).watch(tmp_path, Controller(), network).look()
     assert claims.newest() == 0
-
-
-def test_outside_of_a_job_there_is_nothing_to_watch(tmp_path: Path) -> None:
-    nothing = LauncherWatch.of_job(
-        {},
-        lambda: 0.0,
-        lambda _job: None,
-        node="n1",
-        secret=RUN,
-        token=str,
-        slurm=Slurm(Controller()),
-        clock=ManualClock(),
-        state=tmp_path,
-    )
-    assert nothing is None

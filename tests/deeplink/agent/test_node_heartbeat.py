@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from deeplink.agent.node_heartbeat import Attendee, Attending, Deliver, ReportedFindings
+from deeplink.agent.node_heartbeat import Attending, ReportedFindings
 from deeplink.core.clock import SystemClock
 from deeplink.core.finding import Finding, Severity
 from deeplink.rpc.channel import FrontedServer, bound_server
 from deeplink.rpc.tokens import write_token
 from deeplink.scheduler.liveness.heartbeats import MOST_FINDINGS, node_from_wire
+from deeplink.scheduler.liveness.watchdog_client import WatchdogClient
 from deeplink.scheduler.node.check_result import GOOD, Look, comment, drain
 from deeplink.scheduler.node.host_checks import Compared, Comparison
 from deeplink.scheduler.node.settings import CheckTiming
@@ -91,16 +92,17 @@ def attending(watchdog: Watchdog, folder: Path, sick: Sick, *, pause_s: float = 
     token = folder / "watch.token"
     if not token.exists():
         write_token(token, TOKEN)
-    deliver = Deliver(f"127.0.0.1:{watchdog.port}", token, "n3")
-    who = Attendee(
+    running = Attending(
         node="n3",
         topology_address="core.leaf1.n3",
         boot_id="boot-7",
         store_status=lambda: node_pb2.StoreStatus(shards=2, bytes=10, verified_bytes=5, free_bytes=7),
         health=sick.watch,
         compared=sick.compared,
+        line=WatchdogClient(f"127.0.0.1:{watchdog.port}", token, "n3"),
+        clock=SystemClock(),
+        pause_s=pause_s,
     )
-    running = Attending(who, deliver, SystemClock(), pause_s, deliver.close)
     sick.watch.changed = running.news
     sick.watch.start()
     running.start()
@@ -153,9 +155,16 @@ def test_a_store_that_cannot_be_asked_once_is_asked_again(watchdog: Watchdog, tm
         return node_pb2.StoreStatus(shards=2)
 
     write_token(tmp_path / "token", TOKEN)
-    deliver = Deliver(f"127.0.0.1:{watchdog.port}", tmp_path / "token", "n3")
-    who = Attendee(node="n3", topology_address="", boot_id="", store_status=status, health=None)
-    running = Attending(who, deliver, SystemClock(), 0.05, deliver.close)
+    running = Attending(
+        node="n3",
+        topology_address="",
+        boot_id="",
+        store_status=status,
+        health=None,
+        line=WatchdogClient(f"127.0.0.1:{watchdog.port}", tmp_path / "token", "n3"),
+        clock=SystemClock(),
+        pause_s=0.05,
+    )
     running.start()
     until(lambda: watchdog.heard)
     running.stop()

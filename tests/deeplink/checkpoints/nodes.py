@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deeplink.agent import checkpoint_replicas
+from deeplink.agent.agent import AgentSettings
 from deeplink.core.clock import SystemClock
 from deeplink.core.config import Config
 from deeplink.core.types import Member, NodeName, format_members
@@ -20,16 +21,6 @@ if TYPE_CHECKING:
     import grpc
 
     from deeplink.core.types import Attempt
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What an agent is told."""
-
-    node: NodeName
-    token: str
-    store: Path
-    config: Config
 
 
 @dataclass
@@ -64,7 +55,9 @@ class Nodes:
     def start(self, node: str) -> None:
         """Start a node's agent, again where it has ended."""
         bulletin = self.bulletins.setdefault(node, Bulletin())
-        settings = Settings(NodeName(node), self.token, self.store(node), self.config)
+        settings = AgentSettings(
+            node=NodeName(node), bind="", token=self.token, store=self.store(node), config=self.config
+        )
 
         def register(server: grpc.Server) -> list[str]:
             return [checkpoint_replicas.served(settings, server, bulletin.learn, SystemClock())]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.core.types import NodeName
-from deeplink.scheduler.launch.environment import SEATS_VARIABLE, AgentEndpoint, NodeFacts, leave_seats, seat_in
+from deeplink.scheduler.launch.environment import SEATS_VARIABLE, NodeFacts, leave_seats, seat_in
 
 N1 = NodeName("n1")
 
@@ -17,7 +17,7 @@ N1 = NodeName("n1")
 def test_each_node_finds_its_own_and_only_that(tmp_path: Path) -> None:
     file = "/run/d-n1-x/token"
     left = leave_seats(tmp_path, {N1: NodeFacts(node="n1", address="10.0.0.1:41233", token_file=file)})
-    assert seat_in({SEATS_VARIABLE: str(left)}, "n1") == AgentEndpoint(port=41233, folder=Path("/run/d-n1-x"))
+    assert seat_in({SEATS_VARIABLE: str(left)}, "n1") == (41233, Path("/run/d-n1-x"))
     assert seat_in({SEATS_VARIABLE: str(left)}, "n2") is None
     assert seat_in({}, "n1") is None
 

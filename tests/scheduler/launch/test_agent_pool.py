@@ -26,13 +26,12 @@ from deeplink.scheduler.launch import agent_pool
 from deeplink.scheduler.launch.agent_monitor import POLL_S, AgentMonitor, Unheard
 from deeplink.scheduler.launch.agent_pool import START_S, AgentPool
 from deeplink.scheduler.launch.agent_restart import AgentRestart
-from deeplink.scheduler.launch.backend import LaunchError, NodesLostError, NoSlurmdError
+from deeplink.scheduler.launch.backend import HeldRole, LaunchError, NodesLostError, NoSlurmdError
 from deeplink.scheduler.launch.environment import NodeFacts
-from deeplink.scheduler.launch.launcher_role import HeldRole
 from deeplink.scheduler.launch.process import last_line
+from deeplink.scheduler.node.rank_processes import SlotReport, agents_socket
 from deeplink.scheduler.node.rank_slots import RankSlots
 from deeplink.scheduler.node.servicer import NodeServicer, add_to
-from deeplink.scheduler.node.slot_report import SlotReport, agents_socket
 from deeplink.scheduler.recovery.relaunch import RelaunchPolicy
 from deeplink.v1 import common_pb2, node_pb2
 from tests.waiting import LIMIT_S, until

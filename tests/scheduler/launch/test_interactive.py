@@ -28,7 +28,6 @@ def made(words: list[str], env: Mapping[str, str] = INSIDE, fabric: Fabric = DEA
 def test_inside_an_allocation_the_ranks_of_a_step_stand_along_the_fabric() -> None:
     found = made(["-l", "python", "train.py", "a b"])
     assert found.argv == (*SHAPE, "-l", "python", "train.py", "a b")
-    assert found.order == ("n0", "n2", "n1", "n3")
     assert "2 times, and 4" in found.because
 
 

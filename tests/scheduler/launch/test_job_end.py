@@ -11,8 +11,7 @@ from typing_extensions import override
 
 from deeplink.core.clock import ManualClock
 from deeplink.core.types import NodeName
-from deeplink.scheduler.launch.job_end import ANSWER_S, HEARD_WAIT_S, end_job
-from deeplink.scheduler.launch.launcher_role import RoleClaims
+from deeplink.scheduler.launch.launcher_role import ASKED_S, HEARD_WAIT_S, RoleClaims, end_job
 from deeplink.scheduler.recovery.evidence import ProbeResult
 from deeplink.scheduler.slurm import completion
 from deeplink.scheduler.slurm.client import Slurm
@@ -127,5 +126,5 @@ def test_slurm_is_asked_again_for_a_while(tmp_path: Path) -> None:
     ended(tmp_path, slurm)
     assert len(slurm.told) == 1
     slurm = Controller(away=10_000)
-    assert ended(tmp_path, slurm).slept_s <= ANSWER_S + 1.0
+    assert ended(tmp_path, slurm).slept_s <= ASKED_S + 1.0
     assert not slurm.told

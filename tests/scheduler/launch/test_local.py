@@ -173,7 +173,7 @@ def test_a_node_that_dies_is_replaced_by_the_spare(tmp_path: Path) -> None:
     run.wait_for(lambda: rank.exists() and rank.read_text())
     agents = run.events("agents-ready")[0]["agents"]
     os.killpg(agents["local1"]["pid"], signal.SIGKILL)
-    os.killpg(int(rank.read_text()), signal.SIGKILL)
+    os.kill(int(rank.read_text()), signal.SIGKILL)
     code, said = run.ended()
     assert code == 0, said
     assert run.events("node-silent")[0]["nodes"] == ["local1"]

@@ -7,7 +7,7 @@ import json
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 from hypothesis import given
@@ -16,20 +16,19 @@ from hypothesis import strategies as st
 from deeplink.core.clock import ManualClock
 from deeplink.core.types import Attempt, NodeName
 from deeplink.scheduler.launch.agent_pool import AgentPool
-from deeplink.scheduler.launch.backend import Backend, LaunchError
+from deeplink.scheduler.launch.backend import Backend, HeldRole, LaunchError, RankStep
 from deeplink.scheduler.launch.environment import Launch, NodeFacts
 from deeplink.scheduler.launch.history import Progress
 from deeplink.scheduler.launch.launcher_process import ParentLink
 from deeplink.scheduler.launch.launcher_role import (
     FILE,
-    HeldRole,
     LauncherPlace,
     RoleClaims,
     launcher_on,
     left_role,
     run_of,
 )
-from deeplink.scheduler.launch.process import StartedAgents, StartedSlots
+from deeplink.scheduler.launch.process import EndedRanks, StartedAgents, StartedSlots
 from deeplink.scheduler.launch.run_state import AttemptState, Handover, RunState, RunStateFile
 from deeplink.scheduler.recovery.rank_failure import Cause, Setback
 from deeplink.scheduler.recovery.records import Incident, Moment
@@ -175,6 +174,9 @@ class Link:
     run: str = "r"
     died: None = None
 
+    def end_of(self, _pid: int) -> None:
+        """Nothing has ended."""
+
     def lose_role(self) -> NoReturn:
         raise RoleLostError
 
@@ -187,6 +189,12 @@ class Allocation:
     here: str = "n0"
     role: HeldRole = field(default_factory=HeldRole)
     waited_s: float = 0.0
+
+    def adopt_slots(self, *_: object) -> None:
+        """There are none."""
+
+    def adopt_ranks(self, *_: object) -> RankStep:
+        return EndedRanks()
 
     def handover(self, clock: ManualClock, nodes: int) -> Handover:
         """Return that of a launcher here, with an attempt on so many nodes."""
@@ -321,6 +329,29 @@ def test_a_claim_is_found_where_no_agent_can_tell(tmp_path: Path) -> None:
 def test_an_agent_that_knows_of_another_launcher_is_enough(tmp_path: Path) -> None:
     with pytest.raises(RoleLostError):
         Allocation(tmp_path).handover(ManualClock(), 4).look(cast("AgentPool", Heard(4, 4, has_lost_role=True)))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "host", "goes_on"),
+    [
+        ("torch", "n9", True),
+        ("mpi", "n9", False),
+        ("horovod", "n9", False),
+        ("mpi", "n0", True),
+        ("mpi", "n2", True),
+    ],
+    ids=["torch", "mpi", "horovod", "its launcher was killed", "its host ran ranks, and is missed next"],
+)
+def test_ranks_of_mpi_do_not_go_on_without_the_srun_that_died_with_a_host_that_rested(
+    recipe: str, host: str, *, goes_on: bool, tmp_path: Path
+) -> None:
+    allocation = Allocation(tmp_path)
+    handover = allocation.handover(ManualClock(), 4)
+    assert handover.launch is not None
+    attempt = AttemptState(launch=replace(handover.launch, recipe_name=recipe), runs=True, began=0.0, begun=1)
+    handover.before = RunState(AGENTS, attempt, replace(PLACE, host=host))
+    found = handover.ranks(cast("Backend", allocation), attempt, ["train"], cast("Any", None))
+    assert (found is not None) is goes_on
 
 
 def test_an_older_launcher_does_not_write_over_what_a_newer_one_left(tmp_path: Path) -> None:

@@ -396,7 +396,7 @@ class Cluster:
         are_new: bool = True,
         start: int = 0,
         before: Given | None = None,
-    ) -> AgentRanks[Given]:
+    ) -> AgentRanks:
         """Return an attempt's ranks; asked for other slots, it starts `start` on each node."""
 
         def make() -> Given:
@@ -443,7 +443,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield Cluster(nodes)
 
 
-def ended(step: AgentRanks[Given]) -> int:
+def ended(step: AgentRanks) -> int:
     until(lambda: step.exit_code() is not None)
     code = step.exit_code()
     assert code is not None

@@ -16,9 +16,11 @@ from typing_extensions import override
 from deeplink.core.clock import ManualClock
 from deeplink.core.types import Attempt, NodeName
 from deeplink.rpc.channel import agent_channel
+from deeplink.scheduler.launch.backend import HeldRole
 from deeplink.scheduler.launch.container import Container
-from deeplink.scheduler.launch.environment import Launch, NodeFacts
+from deeplink.scheduler.launch.environment import SLOTS_VARIABLE, Launch, NodeFacts, left_slots
 from deeplink.scheduler.launch.launch_spec import Granted
+from deeplink.scheduler.launch.rank_output import kept_folder
 from deeplink.scheduler.launch.slurm_backend import SlurmBackend
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.command import CommandError, CommandTimeoutError
@@ -274,6 +276,24 @@ def test_nothing_is_preloaded_outside_the_container_that_a_rank_is_to_enter(
     ours.end_slots()
     (told,) = (json.loads(one.read_text()) for one in tmp_path.glob("slots*"))
     assert ("preload" in told) is waits
+
+
+def test_what_ranks_of_two_runs_at_once_in_one_job_write_is_kept_apart(tmp_path: Path) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\nexec sleep 600\n")
+    srun.chmod(0o755)
+    kept: list[Path] = []
+    for run in ("a", "b"):
+        folder = tmp_path / run
+        folder.mkdir()
+        env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        ours = replace(backend(Cluster()), folder=folder, env=env, slots=[], role=HeldRole(run=run))
+        ours.start_ranks(launched((1, 1)), ["python", "train.py"], reach).send(signal.SIGTERM)
+        ours.end_slots()
+        (told,) = folder.glob("slots*")
+        place = left_slots({SLOTS_VARIABLE: str(told)}, "n0")
+        kept.append(kept_folder(tmp_path, place.run))
+    assert kept[0] != kept[1]
 
 
 @dataclass

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from deeplink.scheduler.launch.backend import LaunchError
 from deeplink.scheduler.launch.srun_shim import (
-    BecomesRun,
     LeftAlone,
     srun_becomes,
     torchrun_becomes,
@@ -28,7 +27,7 @@ def read(name: str) -> str:
 
 def becomes(line: str, **env: str) -> list[str] | str:
     found = srun_becomes(shlex.split(line), {**JOB, **env}, read)
-    return list(found.arguments) if isinstance(found, BecomesRun) else found.because
+    return list(found) if isinstance(found, tuple) else found.because
 
 
 def run(count: int, per_node: int, *options: str) -> list[str]:
@@ -104,7 +103,7 @@ def test_in_a_step_srun_is_left_alone(env: dict[str, str]) -> None:
 
 def test_a_batch_script_of_26_05_is_no_step() -> None:
     assert becomes("python t.py", SLURM_STEP_ID="-5", SLURM_STEPID="-5") == becomes("python t.py")
-    assert isinstance(srun_becomes(["python", "t.py"], {**JOB, "SLURM_STEP_ID": "-5"}, read), BecomesRun)
+    assert isinstance(srun_becomes(["python", "t.py"], {**JOB, "SLURM_STEP_ID": "-5"}, read), tuple)
 
 
 def test_outside_of_a_job_everything_is_left_alone() -> None:
@@ -115,8 +114,8 @@ def test_outside_of_a_job_everything_is_left_alone() -> None:
 def test_a_torchrun_of_the_batch_script_runs_on_every_node() -> None:
     words = ["--nnodes=4", "--nproc_per_node", "2", "t.py", "--standalone"]
     found = torchrun_becomes(words, JOB)
-    assert isinstance(found, BecomesRun)
-    assert list(found.arguments) == ["--recipe=torchrun", "--nproc-per-node=2", "--", "torchrun", *words]
+    assert isinstance(found, tuple)
+    assert list(found) == ["--recipe=torchrun", "--nproc-per-node=2", "--", "torchrun", *words]
 
 
 @pytest.mark.parametrize(
@@ -132,8 +131,8 @@ def test_a_torchrun_of_the_batch_script_runs_on_every_node() -> None:
 )
 def test_the_ranks_that_a_torchrun_will_start_are_counted(words: str, env: dict[str, str], each: str) -> None:
     found = torchrun_becomes(words.split(), {**JOB, **env})
-    assert isinstance(found, BecomesRun)
-    assert found.arguments[1] == f"--nproc-per-node={each}"
+    assert isinstance(found, tuple)
+    assert found[1] == f"--nproc-per-node={each}"
 
 
 WORDS = st.lists(st.text(st.characters(exclude_characters="\0"), max_size=20), max_size=6)
@@ -145,8 +144,8 @@ def test_a_commands_own_words_are_handed_on_as_they_are(words: list[str]) -> Non
         (["python", "t.py"], srun_becomes(["-N4", "python", "t.py", *words], JOB, read)),
         (["torchrun", "--nnodes=4", "t.py"], torchrun_becomes(["--nnodes=4", "t.py", *words], JOB)),
     ):
-        assert isinstance(found, BecomesRun)
-        behind = found.arguments[found.arguments.index("--") + 1 :]
+        assert isinstance(found, tuple)
+        behind = found[found.index("--") + 1 :]
         assert list(behind) == [*before, *words]
     assert torchrun_in_rank(["--nnodes=4", "t.py", *words], RANK) == [*HERE, "t.py", *words]
 

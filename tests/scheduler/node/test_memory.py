@@ -20,6 +20,7 @@ from deeplink.scheduler.node.host_checks import (
     judge_memory,
     read_memory,
 )
+from deeplink.scheduler.node.reading import group_oom_kills
 from deeplink.scheduler.node.settings import MemorySettings
 from tests.waiting import LIMIT_S
 
@@ -84,6 +85,19 @@ def lay_out(
     (paths.cgroup / "job_7" / "memory.events").write_text(f"low 0\noom 1\noom_kill {group_kills}\n")
     (paths.edac / "mc0" / "ue_count").write_text(f"{errors}\n")
     return paths
+
+
+@pytest.mark.parametrize(("group", "kills"), [("slurm/job_7/step_0/user/task_0", 3), ("slurm", None)])
+def test_where_the_tasks_group_counts_nothing_its_steps_does_and_nothing_above_its_job(
+    group: str, kills: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text(f"0::/{group}\n")
+    step = tmp_path / "cgroup" / "slurm" / "job_7" / "step_0"
+    step.mkdir(parents=True)
+    (step / "memory.events").write_text("oom_kill 3\n")
+    (tmp_path / "cgroup" / "memory.events").write_text("oom_kill 9\n")
+    assert group_oom_kills(tmp_path / "proc", tmp_path / "cgroup") == kills
 
 
 def test_kills_in_the_agents_own_group_are_told(tmp_path: Path) -> None:
