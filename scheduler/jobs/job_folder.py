@@ -263,31 +263,28 @@ def labelled(lines: list[bytes]) -> bool:
     return any(_LABEL.match(line) for line in lines)
 
 
-def section(path: Path, attempt: str) -> tuple[int, int] | None:
-    """Return where an attempt's part of a file begins and ends, by the lines that `deeplink run` writes.
-
-    None where there is no such attempt. The search is the kernel's and C's: gigabytes take about a second.
-    """
+def _marks(path: Path) -> tuple[list[tuple[str, int]], int]:
+    """Return the lines that `deeplink run` writes where an attempt's part begins, and the file's size."""
+    # The search is the kernel's and C's: gigabytes take about a second.
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
-            return None
+            return [], 0
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-            begin = None
-            for found in _MARK.finditer(text):
-                if begin is None and found[1].decode() == attempt:
-                    begin = found.start()
-                elif begin is not None and found[1].decode() != attempt:
-                    return begin, found.start()
-            return None if begin is None else (begin, len(text))
+            return [(found[1].decode(), found.start()) for found in _MARK.finditer(text)], len(text)
+
+
+def section(path: Path, attempt: str) -> tuple[int, int] | None:
+    """Return where an attempt's part of a file begins and ends; None where there is no such attempt."""
+    marks, size = _marks(path)
+    begin = next((at for name, at in marks if name == attempt), None)
+    if begin is None:
+        return None
+    return begin, next((at for name, at in marks if at > begin and name != attempt), size)
 
 
 def attempts_in(path: Path) -> list[str]:
     """Return the attempts whose parts a file has, in order."""
-    with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            return []
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-            return list(dict.fromkeys(found[1].decode() for found in _MARK.finditer(text)))
+    return list(dict.fromkeys(name for name, _ in _marks(path)[0]))
 
 
 @dataclass(slots=True)
