@@ -8,6 +8,7 @@ claims/                 who holds the folder (deeplink.checkpoints.claims)
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -279,6 +280,8 @@ class Checkpoints:
             NotFiniteError: it holds NaN or infinity (finite="refuse").
             UnreadableStateError: it holds what `Checkpoint.load` would not read (a numpy number).
         """
+        if not hasattr(state, "items"):
+            raise TypeError(f"a state is a dict of parts by name ({{'model': model}}), not {type(state).__name__}")
         save = self._begun(step, meta)
         save.any_object = any_object
         self._raise_failures()
@@ -335,6 +338,7 @@ class Checkpoints:
             raise CheckpointError(
                 f"{self.folder} was opened with readonly=True", remedy="Open it without, to save."
             )
+        step = operator.index(step)  # numpy's and torch's whole numbers, too
         if step < 0:
             raise ValueError(f"step {step}")
         refuse_strangers(self.local, readonly=self.readonly)

@@ -100,7 +100,8 @@ class UnreadableStateError(DeepLinkError):
     def __init__(self, name: str, kind: type) -> None:
         super().__init__(
             f"{name} of the state is a {kind.__module__}.{kind.__qualname__}, which could not be loaded again",
-            remedy="Give a number, text or tensor instead (float(x), torch.from_numpy(x)), or JSON in meta=.",
+            remedy="Give a number, text or tensor instead (float(x), torch.from_numpy(x)), or JSON in meta=."
+            " A class that torch may read: torch.serialization.add_safe_globals.",
         )
         self.name, self.kind = name, kind
 
@@ -219,11 +220,13 @@ class Checkpoint:
         Raises:
             NoStateError: it was saved another way, or a part has not what was saved of it.
             NoModelError: of a sharded checkpoint, an optimizer without its model.
+            CheckpointError: a part has tensors on the meta device.
             KeyError, TypeError: a part has no state there, or takes none; nothing was handed out.
         """
         from deeplink.checkpoints import tensors  # noqa: PLC0415
 
         rest = {name: part for name, part in parts.items() if name not in self.meta}
+        tensors.refuse_meta(rest)
         if rest and self._file(SHARDED) is not None:
             from deeplink.checkpoints import sharded  # noqa: PLC0415 - takes seconds, and only here
 
