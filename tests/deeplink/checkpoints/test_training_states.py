@@ -354,6 +354,22 @@ def test_parts_get_their_states_back_and_the_samplers_lies_in_the_manifest(tmp_p
         checkpoints.save_state({"sampler": Part({"x": object()})}, step=2)
 
 
+@pytest.mark.parametrize("spread", ["alone", "sharded"])
+def test_a_fact_besides_may_have_the_name_of_a_part(tmp_path: Path, spread: Any) -> None:
+    model, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    with Checkpoints(tmp_path, attempt=FIRST) as checkpoints:
+        meta = {"model": {"name": "linear"}, "digest": {"epochs": 3}}
+        checkpoints.save_state({"model": model}, step=1, meta=meta, spread=spread)
+        found = checkpoints.latest()
+    assert found is not None
+    digest = Part(None)
+    found.restore(model=other, digest=digest)
+    assert torch.equal(other.weight, model.weight)
+    assert digest.state == {"epochs": 3}
+    with pytest.raises(KeyError, match="no state of 'optimizer'"):
+        found.restore(model=other, optimizer=Part(None))
+
+
 def test_a_checkpoint_saved_another_way_says_so(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, attempt=FIRST).save(step=1) as draft:
         (draft / "mine.bin").write_bytes(b"x")
