@@ -20,7 +20,7 @@ from deeplink.checkpoints.manifest import CheckpointDamagedError, Manifest
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import read_members
 from deeplink.core.types import Attempt, FencedError, NodeName
-from deeplink.rpc.plain import PlainCallError, PlainConnection, PlainStatusError, Status
+from deeplink.rpc.plain import PlainCallError, PlainConnection
 from deeplink.v1 import common_pb2, keep_pb2
 
 if TYPE_CHECKING:
@@ -373,8 +373,6 @@ class JobAgents:
                 reply = self._taken(partner, name, claim, stopped)
             except (PlainCallError, OSError) as problem:
                 why = f"{partner.name}: {problem}"
-                if isinstance(problem, PlainStatusError) and problem.code == Status.UNIMPLEMENTED:
-                    why = f"{partner.name} keeps no copies"
                 continue
             if reply.outcome == keep_pb2.TAKE_OUTCOME_FENCED:
                 raise FencedError(self.attempt, None, f"{partner.name}: {reply.problem}")

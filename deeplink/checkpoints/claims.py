@@ -63,23 +63,14 @@ class ClaimDamagedError(DeepLinkError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Who holds the folder, and what they found in it.
+    """Who holds the folder, and what they found in it."""
 
-    Attributes:
-        number: one more than the claim before; 0 stands for no claim at all.
-        attempt: who; None for a process outside of a job.
-        holder: unique to the process that made the claim.
-        recognised: names of checkpoints, newest first; the first was read and found whole, the others looked at.
-        skipped: name and reason of those that do not count.
-        created_unix: when, by the holder's clock.
-    """
-
-    number: int
-    attempt: Attempt | None
-    holder: str
-    recognised: tuple[str, ...]
-    skipped: tuple[tuple[str, str], ...]
-    created_unix: float
+    number: int  # one more than the claim before; 0 stands for no claim at all
+    attempt: Attempt | None  # None for a process outside of a job
+    holder: str  # unique to the process that made the claim
+    recognised: tuple[str, ...]  # checkpoints, newest first: that was read and found whole, the others looked at
+    skipped: tuple[tuple[str, str], ...]  # name and reason of those that do not count
+    created_unix: float  # by the holder's clock
 
 
 NO_CLAIM = Claim(number=0, attempt=None, holder="", recognised=(), skipped=(), created_unix=0.0)

@@ -9,9 +9,8 @@ import logging
 import os
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
@@ -21,7 +20,7 @@ from deeplink.checkpoints.manifest import CheckpointError
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import read_members
 from deeplink.core.types import FencedError, NodeName
-from deeplink.rpc.plain import PlainBusyError, PlainCallError, PlainConnection, PlainStatusError
+from deeplink.rpc.plain import PlainBusyError, PlainCallError
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.states import JobState
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from deeplink.checkpoints.claims import Claim, Claims
     from deeplink.core.clock import Clock
     from deeplink.core.types import Member
-    from deeplink.scheduler.slurm.parse import JobRow
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +39,6 @@ LENGTH_S = 60.0
 _ASKED_PER_LEASE = 6
 _ASKED_PER_S = 50
 """Ranks of a job ask the shared folder no more often than this, all of them together."""
-_HEALTH = "/grpc.health.v1.Health/Check"
-_CALL_TIMEOUT_S = 2.0
 
 
 class LeaseState(Enum):
@@ -71,12 +67,10 @@ class Lease:
     witnesses: Sequence[str] = ()  # without any it never expires: silence of none says nothing
     fenced_by: str = ""  # the attempt that has taken over, once a witness has said so
     looked: float = float("-inf")
-    answers: dict[str, int] = field(default_factory=dict)
 
-    def renew(self, witness: str, now: float) -> None:
+    def renew(self, now: float) -> None:
         """Note that a witness answered, and knew of no newer attempt."""
         self.renewed = max(self.renewed, now)
-        self.answers[witness] = self.answers.get(witness, 0) + 1
 
     def fence(self, by: str) -> None:
         """Note that a witness knows of a newer attempt. That is final."""
@@ -147,7 +141,7 @@ class FencingGuard:
             if by:
                 self.lease.fence(by)
             else:
-                self.lease.renew(witness.name, self._clock.monotonic())
+                self.lease.renew(self._clock.monotonic())
 
     def is_due(self, witness: Witness) -> bool:
         """Tell whether a witness is to be asked now."""
@@ -263,13 +257,11 @@ class FolderWitness(Witness):
 class AgentsWitness(Witness):
     """The agents of the job's other nodes, asked in turn: that one answers shows that this node is not cut off.
 
-    Agents that know of checkpoints say who has taken over, too: that needs no shared storage.
+    They say who has taken over, too: that needs no shared storage.
     """
 
     members: Sequence[Member]
-    token_file: Path
-    clock: Clock
-    agents: JobAgents | None = None  # None: asked only whether they answer
+    agents: JobAgents
     _turn: int = 0
 
     name = "the other nodes' agents"
@@ -279,27 +271,10 @@ class AgentsWitness(Witness):
         address = self.members[self._turn % len(self.members)].address
         self._turn += 1
         try:
-            if self.agents is not None:
-                newest = self.agents.hold(address).newest
-                return str(newest) if newest > self.agents.attempt else ""
-            token = self.token_file.read_text(encoding="ascii").strip()
-            with PlainConnection(address, token, self.clock) as connection:
-                connection.call(_HEALTH, b"", self.clock.monotonic() + _CALL_TIMEOUT_S)
+            newest = self.agents.hold(address).newest
         except PlainBusyError:  # thousands of ranks ask: that it says so is an answer
             return ""
-        except PlainStatusError:
-            if self.agents is None:
-                raise
-            # Of an older release: it answers, and knows nothing of checkpoints.
-        return ""
-
-
-class Controller(Protocol):
-    """Knows which jobs run where: `Slurm`."""
-
-    def job(self, job: int) -> JobRow:
-        """Return one job."""
-        ...
+        return str(newest) if newest > self.agents.attempt else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +286,7 @@ class ControllerWitness(Witness):
     """
 
     agents: JobAgents
-    slurm: Controller
+    slurm: Slurm
 
     @property
     @override
@@ -333,14 +308,12 @@ class ControllerWitness(Witness):
         return ""
 
 
-def witnesses_of(
-    env: Mapping[str, str], claims: Claims, claim: Claim, clock: Clock, agents: JobAgents | None = None
-) -> list[Witness]:
+def witnesses_of(env: Mapping[str, str], claims: Claims, claim: Claim, agents: JobAgents | None) -> list[Witness]:
     """Return the witnesses of a rank with this environment, whose attempt holds the folder with `claim`."""
     found: list[Witness] = [FolderWitness(claims, claim, leaves_sign=env.get("RANK", "0") == "0")]
     others = other_members(env)
-    if others and env.get("DEEPLINK_TOKEN_FILE"):
-        found.append(AgentsWitness(others, Path(env["DEEPLINK_TOKEN_FILE"]), clock, agents))
+    if others and agents is not None:
+        found.append(AgentsWitness(others, agents))
     return found
 
 

@@ -8,6 +8,7 @@ claims/                 who holds the folder (deeplink.checkpoints.claims)
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,27 +16,28 @@ from typing import TYPE_CHECKING, Any, Self
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.agents import JobAgents
-from deeplink.checkpoints.claims import Retention
+from deeplink.checkpoints.claims import Retention, fresh_names
 from deeplink.checkpoints.fencing import LENGTH_S, FencingGuard, guarded, last_resort_of, witnesses_of
+from deeplink.checkpoints.found import SAMPLER
 from deeplink.checkpoints.interval import RESTART_S, advice_for
 from deeplink.checkpoints.manifest import CheckpointError
-from deeplink.checkpoints.mirror import Mirror, UploadBarrier
+from deeplink.checkpoints.mirror import Mirror, rescue
 from deeplink.checkpoints.multirank_save import SaveGroup
 from deeplink.checkpoints.ownership import FolderOwnership
-from deeplink.checkpoints.recovery_agreement import RecoveryAgreement
+from deeplink.checkpoints.recovery_agreement import RecoveryAgreement, no_agreement
 from deeplink.checkpoints.restore import Finder, NodeRestore
 from deeplink.checkpoints.saving import Save, Saver, tidy_shared
-from deeplink.checkpoints.training_states import Finite, Loop, StateSaver, Waiting
+from deeplink.checkpoints.training_states import Finite, StateSaver, Waiting
 from deeplink.core import process_metrics
 from deeplink.core.clock import Clock, SystemClock
+from deeplink.core.errors import DeepLinkError
 from deeplink.core.private import PrivateFolderError, private_folder
 from deeplink.core.types import Attempt
-from deeplink.rpc.plain import PlainStatusError, Status
-from deeplink.training.progress import Section
+from deeplink.training.progress import Section, count_step, should_save
 from deeplink.training.step_split import CHECKPOINT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
 
     from deeplink.checkpoints.claims import Claim
@@ -66,35 +68,21 @@ def keep_here_first(
 ) -> tuple[Mirror, NodeRestore | None]:
     """Return the mirror of this node's disk, and the restore from other nodes' disks.
 
-    The latter is there where the job's agents are: through them the nodes agree on what they go on from. Without,
-    they meet in the shared folder (`UploadBarrier`).
+    The latter is there where the job's agents are: through them the nodes agree on what they go on from.
     """
     env = os.environ
     agents = JobAgents.of_environment(env, hold.folder, hold.attempt, clock)
     node = SaveGroup(int(env.get("GROUP_RANK") or 0), int(env.get("GROUP_WORLD_SIZE") or 1))
     mirror = Mirror(hold, local, retention, agents, node=node, clock=clock)
     states.is_first_here = env.get("LOCAL_RANK", "0") == "0"
-    states.has_time = mirror.has_time
-    states.kept = lambda name, goes_on: mirror.offer(name, to_shared=goes_on)
-    hold.before_claiming = UploadBarrier(hold, local, env, clock).wait
+    states.mirror = mirror
+    if states.is_first_here:
+        hold.before_claiming = lambda newest: rescue(local, hold, newest)
     if agents is None:
         return mirror, None
     agreement = RecoveryAgreement(hold, local, agents, env, clock)
-    hold.agents, hold.agreed = agents, lambda: _agreed(hold, agreement)
+    hold.agents, hold.agreed = agents, agreement.agree
     return mirror, NodeRestore(hold, local, agents, clock, is_first_here=agreement.is_first_here)
-
-
-def _agreed(hold: FolderOwnership, agreement: RecoveryAgreement) -> Claim | None:
-    if hold.agents is None:
-        return None
-    try:
-        return agreement.agree()
-    except PlainStatusError as refused:
-        if refused.code != Status.UNIMPLEMENTED:
-            raise
-    log.warning("the agents of this job keep no copies of checkpoints")
-    hold.agents = None
-    return None
 
 
 class Checkpoints:
@@ -116,7 +104,8 @@ class Checkpoints:
         keep: whole checkpoints kept; older ones are removed after a save.
         keep_every: checkpoints of steps that are a multiple of it are kept besides; none where it is 0.
         local: a folder on this node's own disk, this user's alone: saves go there, and from there to `folder` in
-            the background. Then one rank of each node must call `latest` before the first save.
+            the background. Then one rank of each node must call `latest` before the first save; outside of
+            `deeplink run` every rank `resume` or `over`, within a process group of torch.distributed.
         finite: "note" names tensors that hold NaN or infinity in manifest and log, "refuse" saves no such
             state, "off" does not look. Of states that `save_state` is given.
         waiting: what a `save_state` does while the one before is under way: "wait" for it, or "skip" this one.
@@ -125,6 +114,9 @@ class Checkpoints:
         readonly: claim nothing, refuse to save.
         from_scratch: begin at zero where there are checkpoints and none is whole; they are kept as `.damaged-*`.
         clock: where time comes from.
+
+    Attributes:
+        step: steps done since training began, across restarts, as `resume` and `over` count them.
 
     Raises:
         AttemptFormatError: DEEPLINK_ATTEMPT is malformed.
@@ -165,7 +157,9 @@ class Checkpoints:
             )
         self._finder = Finder(self._hold, self._saver, self.local, node_restore, readonly=readonly)
         self._hold.after_claiming = self._watch_over
-        self._loop = Loop(self)
+        self.step = 0
+        self._parts: dict[str, Any] = {}
+        self._is_resumed = False
         self._noted: int | None = None
 
     def __enter__(self) -> Self:
@@ -214,7 +208,7 @@ class Checkpoints:
         if self._lease_s and self.guard is None:
             env, clock = os.environ, self._clock
             agents = JobAgents.of_environment(env, self.folder, self.attempt, clock)
-            witnesses = witnesses_of(env, self._hold.claims, claim, clock, agents)
+            witnesses = witnesses_of(env, self._hold.claims, claim, agents)
             world = int(env.get("WORLD_SIZE") or 1)
             last = last_resort_of(env, agents)
             self.guard = guarded(witnesses, self._lease_s, world=world, clock=clock, last_resort=last)
@@ -279,6 +273,8 @@ class Checkpoints:
             NotFiniteError: it holds NaN or infinity (finite="refuse").
             UnreadableStateError: it holds what `Checkpoint.load` would not read (a numpy number).
         """
+        if not hasattr(state, "items"):
+            raise TypeError(f"a state is a dict of parts by name ({{'model': model}}), not {type(state).__name__}")
         save = self._begun(step, meta)
         save.any_object = any_object
         self._raise_failures()
@@ -335,6 +331,7 @@ class Checkpoints:
             raise CheckpointError(
                 f"{self.folder} was opened with readonly=True", remedy="Open it without, to save."
             )
+        step = operator.index(step)  # numpy's and torch's whole numbers, too
         if step < 0:
             raise ValueError(f"step {step}")
         refuse_strangers(self.local, readonly=self.readonly)
@@ -363,18 +360,40 @@ class Checkpoints:
 
     # -- the training loop
 
-    @property
-    def step(self) -> int:
-        """Steps done since training began, across restarts, as `resume` and `over` count them."""
-        return self._loop.step
-
     def resume(self, *, random: bool = True, **parts: Any) -> Checkpoint | None:
         """Hand the parts the newest whole checkpoint's states, and return it; every rank calls it.
 
         Raises:
             DeepLinkError, KeyError, TypeError: as `latest` and `Checkpoint.restore`.
         """
-        return self._loop.resume(parts, random=random)
+        from deeplink.checkpoints import tensors  # noqa: PLC0415 - torch
+
+        self._parts, self._is_resumed = dict(parts), True
+        meets = self._mirror is not None and self._hold.agents is None and tensors.group().world > 1
+        if meets:
+            self._bring_together(tensors.gathered_texts)
+        found = self.latest()
+        if meets and len(set(names := tensors.gathered_texts(found.path.name if found else ""))) > 1:
+            raise no_agreement(f"the ranks found {', '.join(name or 'nothing' for name in names)}")
+        if found is not None:
+            found.restore(rank=tensors.group().rank, random=random, **parts)
+            self.step = found.step
+        return found
+
+    def _bring_together(self, gathered: Callable[[str], list[str]]) -> None:
+        """Have each node bring what it alone holds to the shared folder: without agents ranks go on from there."""
+        hold, problem = self._hold, ""
+        if self.local and self._states.is_first_here:
+            try:
+                refuse_strangers(self.local, readonly=False)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                rescue(self.local, hold, hold.patiently(hold.claims.newest))
+            except (DeepLinkError, OSError) as failed:
+                problem = str(failed)
+        for rank, said in enumerate(gathered(problem)):
+            if said:
+                raise no_agreement(f"rank {rank}: {said}")
+        fresh_names(self.folder)  # a listing that was remembered lacks what other nodes brought
 
     def over(
         self, batches: Iterable[Any], *, every: int, spread: Spread | None = None, **parts: Any
@@ -395,7 +414,33 @@ class Checkpoints:
         Raises:
             DeepLinkError, KeyError, TypeError: as `resume` and `save_state`.
         """
-        return self._loop.over(batches, every=every, spread=spread, parts=parts)
+        from deeplink.checkpoints import tensors  # noqa: PLC0415
+
+        if every < 1:
+            raise ValueError(f"every must be 1 or more, got {every}")
+        if parts and not self._is_resumed:
+            self.resume(**parts)
+        self._parts = parts or self._parts
+        if not self._parts:
+            raise ValueError("nothing to save: name the parts, over(loader, every=..., model=model, ...)")
+        replicated: Spread = "first" if tensors.group().world > 1 else "alone"
+        is_sharded = any(tensors.holds_shards(part) for part in self._parts.values())
+        how = spread or ("sharded" if is_sharded else replicated)
+        tensors.check_spread(self._parts, how)  # before the first step, not at the first save
+        saved = self.step
+        for batch in batches:
+            yield batch
+            # Here the loop's body is done with it.
+            if SAMPLER in self._parts and hasattr(self._parts[SAMPLER], "finished"):
+                self._parts[SAMPLER].finished()
+            self.step += 1
+            count_step(self.step)
+            is_due = self.step % every == 0 or should_save(step=self.step)
+            if is_due and self.save_state(self._parts, step=self.step, spread=how):
+                saved = self.step
+        if saved != self.step and not self.save_state(self._parts, step=self.step, spread=how):
+            self.wait()  # for the one that it was skipped for
+            self.save_state(self._parts, step=self.step, spread=how)
 
     def advice(self, *, mtbf_s: float | None = None, restart_s: float = RESTART_S) -> Advice:
         """Return how often to save: from what the saves in the folder cost, and how often its job was restarted.

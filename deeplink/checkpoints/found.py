@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 STATE = "state.pt"
 RANDOM = "random-{:05d}.pt"
 EACH = "rank-{:05d}.pt"
+SAMPLER = "sampler"
+"""The part whose state is JSON, and goes into the manifest."""
 SHARDED = ".metadata"
 """The file by which a checkpoint of torch.distributed.checkpoint is known."""
 FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -100,7 +102,8 @@ class UnreadableStateError(DeepLinkError):
     def __init__(self, name: str, kind: type) -> None:
         super().__init__(
             f"{name} of the state is a {kind.__module__}.{kind.__qualname__}, which could not be loaded again",
-            remedy="Give a number, text or tensor instead (float(x), torch.from_numpy(x)), or JSON in meta=.",
+            remedy="Give a number, text or tensor instead (float(x), torch.from_numpy(x)), or JSON in meta=."
+            " A class that torch may read: torch.serialization.add_safe_globals.",
         )
         self.name, self.kind = name, kind
 
@@ -188,6 +191,9 @@ class Checkpoint:
             return self.path / name if is_there(self.path / name) else None
         return self.parts.find(name) if name in self.parts.names() else None
 
+    def _state_file(self, rank: int) -> Path | None:
+        return self._file(STATE) or self._file(EACH.format(rank))
+
     def load(self, *, rank: int = 0, map_location: Any = "cpu") -> Any:
         """Return the state that `save_state` was given, by name; of spread="each" that of `rank`.
 
@@ -197,9 +203,8 @@ class Checkpoint:
         """
         from deeplink.checkpoints import tensors  # noqa: PLC0415 - torch, only where states are loaded
 
-        for name in (STATE, EACH.format(rank)):
-            if (file := self._file(name)) is not None:
-                return tensors.read_state(file, map_location)
+        if (file := self._state_file(rank)) is not None:
+            return tensors.read_state(file, map_location)
         if self._file(SHARDED) is not None:
             raise NoStateError(self.path, "it is sharded: `restore(model=..., ...)` loads it into its parts")
         raise NoStateError(self.path, f"there is no {STATE}, and no {EACH.format(rank)}")
@@ -207,32 +212,39 @@ class Checkpoint:
     def restore(self, *, rank: int = 0, random: bool = True, map_location: Any = "cpu", **parts: Any) -> None:
         """Hand each part its state, by the names they were saved under, and set this rank's random numbers.
 
-        Of a sharded checkpoint every rank must call it, at any number of ranks. Random numbers are set where this
+        Of a sharded checkpoint every rank must call it, at any number of ranks. DistributedDataParallel and
+        torch.compile may be around a model, or not, here and where it was saved. Random numbers are set where this
         rank saved theirs, and left alone otherwise.
 
         Args:
             rank: this rank, where it matters.
             random: set the generators of random numbers.
             map_location: as torch.load has it.
-            parts: what has `load_state_dict`; a `sampler` is looked for in `meta`.
+            parts: what has `load_state_dict`; `sampler`, and what was saved as no part, is looked for in `meta`.
 
         Raises:
             NoStateError: it was saved another way, or a part has not what was saved of it.
             NoModelError: of a sharded checkpoint, an optimizer without its model.
+            CheckpointError: a part has tensors on the meta device.
             KeyError, TypeError: a part has no state there, or takes none; nothing was handed out.
         """
         from deeplink.checkpoints import tensors  # noqa: PLC0415
 
-        rest = {name: part for name, part in parts.items() if name not in self.meta}
+        # What `save` was told besides may have a part's name, too ("model": "resnet50"): what was saved counts.
+        rest = {name: part for name, part in parts.items() if name != SAMPLER or name not in self.meta}
+        tensors.refuse_meta(rest)
+        states = self.meta
         if rest and self._file(SHARDED) is not None:
             from deeplink.checkpoints import sharded  # noqa: PLC0415 - takes seconds, and only here
 
-            sharded.restore(rest, self.path, None if self.parts is None else self.parts.find)
-        elif rest:
+            find = None if self.parts is None else self.parts.find
+            handed = sharded.restore(rest, self.path, find, otherwise=self.meta)
+            parts = {name: part for name, part in parts.items() if name not in handed}
+        elif rest.keys() - self.meta.keys() or (rest and self._state_file(rank)):
             if sharded_parts := [name for name, part in rest.items() if tensors.holds_shards(part)]:
                 raise NoStateError(self.path, f"it is not sharded, and {', '.join(sharded_parts)} is")
-            tensors.put_back(rest, self.load(rank=rank, map_location=map_location))
-        tensors.put_back({name: parts[name] for name in parts if name not in rest}, self.meta)
+            states = {**self.meta, **self.load(rank=rank, map_location=map_location)}
+        tensors.put_back(parts, states)
         numbers = self._file(RANDOM.format(rank)) if random else None
         if numbers is not None:
             tensors.put_back_random_state(tensors.read_state(numbers))

@@ -18,7 +18,7 @@ from deeplink.checkpoints.claims import (
     fenced,
     surplus,
 )
-from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointError, Manifest
+from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointError, Manifest, no_folder
 from deeplink.checkpoints.saving import retire, set_aside
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class InspectedCheckpoint:
 
 def _existing(folder: Path) -> Path:
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder", remedy="Name the folder that was given to `Checkpoints`.")
+        raise no_folder(folder)
     return folder
 
 

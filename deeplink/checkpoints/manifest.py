@@ -59,6 +59,11 @@ class CheckpointWriteError(DeepLinkError):
         self.folder, self.problem = folder, problem
 
 
+def no_folder(path: Path) -> CheckpointError:
+    """Return the error of a path that cannot be a folder of checkpoints."""
+    return CheckpointError(f"{path} is no folder", remedy="Name a folder of checkpoints, or a new one.")
+
+
 @dataclass(frozen=True, slots=True)
 class FileEntry:
     """A file of a checkpoint: its path below the checkpoint, size in bytes, xxh3-64 in hexadecimal."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import uuid
 from contextlib import suppress
@@ -29,7 +30,7 @@ from deeplink.checkpoints.found import (
     StorageSilentError,
     StorageUnreadableError,
 )
-from deeplink.checkpoints.manifest import CheckpointWriteError
+from deeplink.checkpoints.manifest import CheckpointWriteError, no_folder
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import FencedError
 
@@ -131,6 +132,8 @@ class FolderOwnership:
             except OSError as problem:
                 if problem.errno in FULL:  # waiting makes no room
                     raise CheckpointWriteError(self.folder, problem) from problem
+                if problem.errno in {errno.EEXIST, errno.ENOTDIR}:  # nor does it turn a file into a folder
+                    raise no_folder(self.folder) from problem
                 if until is None:
                     until = self._clock.monotonic() + for_s
                     log.warning("%s: tried again for %g s: %s", self.folder, for_s, problem)
@@ -143,10 +146,6 @@ class FolderOwnership:
     def stir(self, _size: int = 0) -> None:
         """Note that a look goes on: so many bytes were read."""
         self._looking.stir()
-
-    def is_claimed(self) -> bool:
-        """Tell whether this attempt has claimed the folder, by whichever rank."""
-        return self.claim is not None or self.own_claim(self.claims.all()) is not None
 
     def refuse_if_fenced(self) -> None:
         """Return if this attempt holds the folder, claiming it first if need be."""

@@ -57,7 +57,7 @@ from deeplink.core import plainpickle
 from deeplink.v1 import saving_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Container, Iterator, Mapping
     from pathlib import Path
 
     from deeplink.checkpoints.multirank_save import Exchange
@@ -300,10 +300,19 @@ def _written_message(plan: SavePlan, written: list[WriteResult]) -> bytes:
 # -- reading
 
 
-def restore(parts: Mapping[str, Any], folder: Path, find: Callable[[str], Path] | None = None) -> None:
-    """Load parts from `folder`, at any number of ranks; every rank must call it."""
+def restore(
+    parts: Mapping[str, Any],
+    folder: Path,
+    find: Callable[[str], Path] | None = None,
+    *,
+    otherwise: Container[str] = (),
+) -> Collection[str]:
+    """Load parts from `folder`, at any number of ranks, and return their names; every rank must call it.
+
+    Those named in `otherwise` need not have been saved.
+    """
     source = _Reader(folder, find)
-    saved = {name: source.part(name) for name in parts}
+    saved = {name: source.part(name) for name in parts if name not in otherwise or source.has(name)}
     targets: dict[str, torch.Tensor] = {}
     for one in saved.values():
         one.plain = source.read(dict.fromkeys(one.paths.keys() - one.tensors.keys()))
@@ -313,6 +322,7 @@ def restore(parts: Mapping[str, Any], folder: Path, find: Callable[[str], Path] 
         values = one.plain | {key: targets[key] for key in one.tensors}
         hand_over(name, parts, nested(values, one.paths)[name])
         one.check_taken(parts)
+    return saved.keys()
 
 
 class _Planner(DefaultLoadPlanner):
@@ -330,6 +340,10 @@ class _Reader(FileSystemReader):
         super().__init__(folder)
         self._folder, self._find = folder, find
         self._index = self.read_metadata()
+
+    def has(self, name: str) -> bool:
+        """Tell whether a part of this name was saved."""
+        return any(path[0] == name for path in self._index.planner_data.values())
 
     def part(self, name: str) -> SavedPart:
         """Return what was saved of a part."""

@@ -64,6 +64,17 @@ def check_spread(parts: Mapping[str, Any], spread: str) -> None:
             raise ShardedStateError(name, spread, by=by)
         if spread != "sharded" and holds_shards(part):
             raise ShardedStateError(name, spread)
+    refuse_meta(parts)
+
+
+def refuse_meta(parts: Mapping[str, Any]) -> None:
+    """Raise where a part has no memory yet: it has nothing to save, and torch loads into it without a word."""
+    for name, part in parts.items():
+        if any(isinstance(one, torch.Tensor) and one.is_meta for one in _holdings(part)):
+            raise CheckpointError(
+                f"{name!r} has tensors on the meta device, which hold nothing",
+                remedy="Give them memory first: `model.to_empty(device=...)`, then the optimizer, then `restore`.",
+            )
 
 
 def _sharded_by_others(part: Any) -> str:
@@ -77,15 +88,18 @@ def holds_shards(part: Any) -> bool:
     kinds = tuple(  # a module that was not imported made none
         getattr(sys.modules[module], kind) for module, kind in _SHARDED_KINDS if module in sys.modules
     )
-    found: list[Any] = []
+    return any(isinstance(one, kinds) for one in _holdings(part))
+
+
+def _holdings(part: Any) -> Iterator[Any]:
+    """Yield the modules and tensors of a part."""
     if isinstance(part, torch.nn.Module):
-        found += part.modules()  # FullyShardedDataParallel shows plain parameters
-        found += part.parameters()
+        yield from part.modules()  # FullyShardedDataParallel shows plain parameters
+        yield from itertools.chain(part.parameters(), part.buffers())
     elif isinstance(part, torch.optim.Optimizer):
-        found += (parameter for group in part.param_groups for parameter in group["params"])
+        yield from (parameter for group in part.param_groups for parameter in group["params"])
     else:
-        found += (tensor for _, tensor in _tensors(part, ""))
-    return any(isinstance(one, kinds) for one in found)
+        yield from (tensor for _, tensor in _tensors(part, ""))
 
 
 def _local_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -103,7 +117,26 @@ def put_back(parts: Mapping[str, Any], states: Mapping[str, Any]) -> None:
         if not hasattr(part, "load_state_dict"):
             raise TypeError(f"{name!r} has no load_state_dict")
     for name, part in parts.items():
-        part.load_state_dict(states[name])
+        part.load_state_dict(_named_as_in(part, states[name]))
+
+
+def _named_as_in(part: Any, state: Any) -> Any:
+    """Return a model's state by the names it has here: DistributedDataParallel and torch.compile add to them."""
+    if not isinstance(part, torch.nn.Module) or not isinstance(state, dict):
+        return state
+    names = list(part.state_dict())
+    here = dict(zip(_unwrapped(names), names, strict=True))
+    saved = dict(zip(_unwrapped(list(state)), state.values(), strict=True))
+    if set(state) == set(names) or saved.keys() != here.keys():
+        return state
+    return {here[bare]: value for bare, value in saved.items()}
+
+
+def _unwrapped(names: list[str]) -> list[str]:
+    names = [name.replace("_orig_mod.", "") for name in names]
+    while names and all(name.startswith("module.") for name in names):
+        names = [name.removeprefix("module.") for name in names]
+    return names
 
 
 # -- nested and flat
@@ -237,8 +270,10 @@ def _pages(size: int) -> mmap.mmap:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    # Sparse, quantised and nested ones hold more than numbers side by side: no buffer takes them.
-    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+    # Sparse, quantised and nested ones hold more than numbers side by side: no buffer takes them. A subclass that
+    # wraps other tensors (low-bit optimizers' states) has no memory itself, and all of them the address 0.
+    is_strided = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+    return is_strided and (not tensor.numel() or tensor.data_ptr() != 0)
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -259,7 +294,10 @@ def _mapped(state: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return Counter(mapped) if isinstance(state, Counter) else mapped  # a scheduler's milestones
     if type(state) in {list, tuple}:
         return type(state)(_mapped(value, change) for value in state)
-    return copy.deepcopy(state)
+    try:
+        return copy.deepcopy(state)
+    except TypeError as problem:  # a generator, a lock
+        raise UnreadableStateError("a value", type(state)) from problem
 
 
 def nonfinite(state: Any) -> dict[str, str]:
@@ -291,7 +329,12 @@ def _tensors(state: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 def refuse_unreadable(state: Any) -> None:
     """Raise at the first save, not at a restart, if `read_state` would not read what `write_state` writes."""
-    if _is_readable(_mapped(state, lambda _tensor: torch.empty(0))):
+    # Of tensors of other kinds than torch's own one of each kind is written.
+    others: dict[type, torch.Tensor] = {}
+    stand_in = torch.empty(0)
+    if _is_readable(
+        _mapped(state, lambda one: stand_in if type(one) is torch.Tensor else others.setdefault(type(one), one))
+    ):
         return
     for name, value in _leaves(state, ""):
         if not _is_readable(value):
@@ -314,7 +357,7 @@ def _leaves(state: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(state, dict) or type(state) in {list, tuple}:
         for key, value in state.items() if isinstance(state, dict) else enumerate(state):
             yield from _leaves(value, f"{name}.{key}" if name else str(key))
-    elif not isinstance(state, torch.Tensor):
+    elif type(state) is not torch.Tensor:
         yield name, state
 
 

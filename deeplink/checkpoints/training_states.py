@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.background import Background
-from deeplink.checkpoints.found import EACH, RANDOM, STATE, FolderGoneError, NotFiniteError
+from deeplink.checkpoints.found import EACH, RANDOM, SAMPLER, STATE, FolderGoneError, NotFiniteError
 from deeplink.checkpoints.manifest import CheckpointWriteError
 from deeplink.checkpoints.multirank_save import (
     PATIENCE_S,
@@ -25,16 +25,14 @@ from deeplink.checkpoints.multirank_save import (
 )
 from deeplink.checkpoints.saving import Saver, withdraw
 from deeplink.core.publish import DRAFT_PREFIX
-from deeplink.training.progress import count_step, should_save
 from deeplink.v1 import saving_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from deeplink.checkpoints.agents import JobAgents
-    from deeplink.checkpoints.folder import Checkpoints
-    from deeplink.checkpoints.found import Checkpoint
+    from deeplink.checkpoints.mirror import Mirror
     from deeplink.checkpoints.saving import Save
     from deeplink.checkpoints.tensors import HostCopy
     from deeplink.core.clock import Clock
@@ -44,8 +42,6 @@ log = logging.getLogger(__name__)
 Finite: TypeAlias = Literal["note", "refuse", "off"]
 Waiting: TypeAlias = Literal["wait", "skip"]
 Spread: TypeAlias = Literal["alone", "first", "each", "sharded"]
-SAMPLER = "sampler"
-"""The part whose state is JSON, and goes into the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +62,7 @@ class StateSaver:
     finite: Finite
     waiting: Waiting
     published: Callable[[Save], None]  # called with each save that succeeded on this rank
-    # On the first rank of each other node: the name of a save whose parts lie on the nodes' disks, and whether it
-    # is to go to the shared folder.
-    kept: Callable[[str, bool], None] = lambda _name, _goes_on: None
-    has_time: Callable[[], bool] = lambda: True  # whether such a save can go there now; asked on rank 0
+    mirror: Mirror | None = None  # of this node's disk, where saves go there first
     is_first_here: bool = True  # whether this rank is the first on its node
     group: SaveGroup | None = None  # found when first needed
     session: str = ""  # unique to the processes that save together, and the same on all
@@ -248,8 +241,8 @@ class StateSaver:
         if group.rank == 0:
             save.path, save.to_shared = final, goes_on
             self.published(save)
-        elif self.is_first_here:
-            self.kept(name, goes_on)
+        elif self.is_first_here and self.mirror is not None:
+            self.mirror.offer(name, to_shared=goes_on)
 
     def _learn_whole(self, board: Board, final: Path) -> bool:
         """Return whether the checkpoint, whole now, goes to the shared folder; rank 0 says so.
@@ -257,7 +250,7 @@ class StateSaver:
         No rank says any more that it failed: the others would take their parts back.
         """
         if board.group.rank == 0:
-            goes_on = self.has_time()
+            goes_on = self.mirror is None or self.mirror.has_time()
             board.put("whole", b"1" if goes_on else b"")
             return goes_on
         board.put("published", b"")
@@ -303,55 +296,3 @@ def _linked(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:  # another file system, or one without hard links
         shutil.copyfile(source, target)
-
-
-class Loop:
-    """How far a training loop is, and what of it is saved."""
-
-    def __init__(self, checkpoints: Checkpoints) -> None:
-        self._checkpoints = checkpoints
-        self.step = 0
-        self.parts: Mapping[str, Any] = {}
-        self._is_resumed = False
-
-    def resume(self, parts: Mapping[str, Any], *, random: bool = True) -> Checkpoint | None:
-        """Hand the parts the newest whole checkpoint's states; see `Checkpoints.resume`."""
-        from deeplink.checkpoints import tensors  # noqa: PLC0415 - torch
-
-        self.parts, self._is_resumed = dict(parts), True
-        found = self._checkpoints.latest()
-        if found is not None:
-            found.restore(rank=tensors.group().rank, random=random, **parts)
-            self.step = found.step
-        return found
-
-    def over(
-        self, batches: Iterable[Any], *, every: int, spread: Spread | None, parts: Mapping[str, Any]
-    ) -> Iterator[Any]:
-        """Yield the batches; see `Checkpoints.over`."""
-        from deeplink.checkpoints import tensors  # noqa: PLC0415
-
-        if every < 1:
-            raise ValueError(f"every must be 1 or more, got {every}")
-        if parts and not self._is_resumed:
-            self.resume(parts)
-        if not self.parts:
-            raise ValueError("nothing to save: name the parts, over(loader, every=..., model=model, ...)")
-        replicated: Spread = "first" if tensors.group().world > 1 else "alone"
-        is_sharded = any(tensors.holds_shards(part) for part in self.parts.values())
-        how = spread or ("sharded" if is_sharded else replicated)
-        tensors.check_spread(self.parts, how)  # before the first step, not at the first save
-        saved = self.step
-        for batch in batches:
-            yield batch
-            # Here the loop's body is done with it.
-            if SAMPLER in self.parts and hasattr(self.parts[SAMPLER], "finished"):
-                self.parts[SAMPLER].finished()
-            self.step += 1
-            count_step(self.step)
-            is_due = self.step % every == 0 or should_save(step=self.step)
-            if is_due and self._checkpoints.save_state(self.parts, step=self.step, spread=how):
-                saved = self.step
-        if saved != self.step and not self._checkpoints.save_state(self.parts, step=self.step, spread=how):
-            self._checkpoints.wait()  # for the one that it was skipped for
-            self._checkpoints.save_state(self.parts, step=self.step, spread=how)

@@ -18,7 +18,7 @@ from deeplink.cache.reader import Reader
 from deeplink.core.config import load_config
 from deeplink.core.text import nearest
 from deeplink.data.digest import receipt
-from deeplink.data.errors import DatasetError
+from deeplink.data.errors import DatasetError, misuse
 from deeplink.data.order import Blocks, Residency
 from deeplink.data.sampler import SampledBatch, sample_seed
 from deeplink.data.shared_batches import PackedBatch, Packing, ring_for
@@ -35,21 +35,9 @@ if TYPE_CHECKING:
 
 
 class MapDatasetBase(torch_data.Dataset[Any]):
-    """Items of a packed dataset's version, which is pinned when this is made.
+    """Items of a packed dataset's version, which is pinned when this is made."""
 
-    Args:
-        name: what `deeplink pack` was given.
-        root: folder in the dataset to take the samples from.
-        version: its first digits are enough; the newest when None.
-        config: where catalog, store and members are; what the environment and the files say when None.
-
-    Attributes:
-        name, root, version: as above; the version is the one that was found.
-
-    Raises:
-        DatasetMissingError: there is no such dataset, or not this version of it, or several that begin so.
-        ConfigError: the configuration cannot be used.
-    """
+    packed = False
 
     def __init__(self, name: str, root: str, version: str | None, config: Config | None) -> None:
         self._config = config or load_config()
@@ -90,6 +78,8 @@ class MapDatasetBase(torch_data.Dataset[Any]):
         raise NotImplementedError
 
     def _position(self, index: SupportsIndex) -> int:
+        if isinstance(index, SampledBatch):
+            raise misuse("DataLoader took its batches for items", "Give it as batch_sampler=, not as sampler=.")
         position = operator.index(index)
         if position < 0:
             position += len(self)
@@ -112,6 +102,15 @@ class MapDatasetBase(torch_data.Dataset[Any]):
             KeyMissingError: the version has no such key.
             DatasetError: it has none below `root`, in this subset, or with these columns.
         """
+        raise NotImplementedError
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Bytes of each item, uint64, shape (len,)."""
+        raise NotImplementedError
+
+    def will_need(self, indices: np.ndarray) -> None:
+        """Ask this node's disk for items (int64) that will be read later; does not wait for it."""
         raise NotImplementedError
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> Self:
@@ -378,8 +377,8 @@ class Dataset(MapDatasetBase):
         return [entry.id for entry in self._reader.index.shards]
 
     @property
+    @override
     def lengths(self) -> np.ndarray:
-        """Bytes of each item, uint64, shape (len,)."""
         return self._column("lengths")
 
     def _item(self, position: int, data: bytes, seed: tuple[int, ...]) -> Any:
@@ -444,8 +443,8 @@ class Dataset(MapDatasetBase):
         members, replicas = configured_members(self._config), self._config.replicas
         return Residency.owned(self.shards, self.shard, nodes=nodes, members=members, replicas=replicas)
 
+    @override
     def will_need(self, indices: np.ndarray) -> None:
-        """Ask this node's disk for items (int64) that will be read later; does not wait for it."""
         self._reader.will_need(self._rows(indices))
 
     def announce(self, shards: Sequence[int], needed: int) -> None:

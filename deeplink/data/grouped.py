@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import enum
+import io
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
 from typing_extensions import override
 
-from deeplink.data.annotations import check_kind, matched
+from deeplink.cache.errors import KeyMissingError
 from deeplink.data.dataset import MapDatasetBase
 from deeplink.data.errors import DatasetError
 
@@ -26,6 +29,10 @@ _AT_ONCE = 1 << 16
 _CASE = ord("a") - ord("A")
 _NAMED = 5
 _ANNOTATION = "annotation"
+FILE_NAME: Final = "file_name"
+"""The field that says which file a row of annotations is about, as in Hugging Face's image folders."""
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+_KINDS = (*_DELIMITERS, "jsonl")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,8 +64,7 @@ def grouped(index: Index, rows: range) -> Grouping:
 class _Part:
     rows: np.ndarray
     stems: np.ndarray
-    begins: np.ndarray
-    """Whether a row begins a group: its key is not that of the row before it."""
+    begins: np.ndarray  # whether a row begins a group: its key is not that of the row before it
     has_dotted_folders: bool
 
 
@@ -130,15 +136,9 @@ def key_of(index: Index, row: int, size: int) -> str:
 
 
 def paired(index: Index, root: str, columns: Sequence[Sequence[tuple[str, str]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the samples of which each column lies in folders of its own, by their paths below those.
+    """Return the row of each sample's file in each column (-1: none), and the bytes of its key; int64.
 
-    Args:
-        index: of the version.
-        root: what the folders lie in.
-        columns: of each column its (folder, extension), of which the first counts that a sample has.
-
-    Returns:
-        The row of each sample's file in each column (-1: none), and the bytes of its key; int64.
+    Each column lies in folders of its own, (folder, extension), of which the first counts that a sample has.
     """
     pieces: list[tuple[int, np.ndarray, np.ndarray]] = []
     for number, choices in enumerate(columns):
@@ -381,6 +381,18 @@ class GroupedDataset(MapDatasetBase):
         raise DatasetError(f"dataset {self.name!r} has no sample {key!r} here")
 
     @property
+    @override
+    def lengths(self) -> np.ndarray:
+        whole: np.ndarray = np.append(self._reader.index.lengths, np.uint64(0))  # of row -1, which is no file
+        found: np.ndarray = whole[self._rows].sum(axis=1, dtype=np.uint64)
+        return found
+
+    @override
+    def will_need(self, indices: np.ndarray) -> None:
+        rows = self._rows[indices]
+        self._reader.will_need(rows[rows >= 0])
+
+    @property
     def rows(self) -> np.ndarray:
         """Row in the index of each item's file in each column, -1 where it has none; int64, (len, columns)."""
         return self._rows.copy()
@@ -410,3 +422,65 @@ def _choice(text: str) -> tuple[str, str]:
     if "*" in folder + extension or (slash and (extension == name or not folder.strip("/"))):
         raise ValueError(f"column {text!r}: an extension is meant (jpg), or a folder's (folder/*.jpg)")
     return folder.strip("/"), extension.lower()
+
+
+# -- annotation files: a table beside the samples, with a row for each (CSV, TSV, JSON Lines)
+
+
+def check_kind(path: str) -> None:
+    """Return if the name of a file says how it is to be read."""
+    if path.rpartition(".")[2].lower() not in _KINDS:
+        raise ValueError(f"annotations {path!r}: a file that ends in .{', .'.join(_KINDS)} is meant")
+
+
+def rows_of(path: str, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each row: the file that it is about, and its other fields (text, of JSON what it says)."""
+    kind = path.rpartition(".")[2].lower()
+    number = 0
+    try:
+        text = io.StringIO(data.decode("utf-8-sig"), newline="")
+        found: Iterator[Any] = (
+            csv.DictReader(text, delimiter=_DELIMITERS[kind], strict=True, restkey=FILE_NAME)
+            if kind in _DELIMITERS
+            else (json.loads(line) for line in text if line.strip())
+        )
+        for number, row in enumerate(found, 1):  # noqa: B007 - told where the next one is bad
+            about = row.pop(FILE_NAME)
+            if not isinstance(about, str) or not about:
+                raise TypeError(f"its {FILE_NAME} is {about!r}")  # noqa: TRY301 - as what csv and json raise
+            yield about, row
+    except KeyError as problem:
+        raise DatasetError(
+            f"annotations {path!r}: row {number} has no {problem}",
+            remedy=f"Each row names the file that it is about in {FILE_NAME}, from the annotations' own folder.",
+        ) from problem
+    except (ValueError, TypeError, AttributeError, csv.Error) as problem:
+        raise DatasetError(f"annotations {path!r}: behind row {number}: {problem}") from problem
+
+
+def matched(path: str, data: bytes, index: Index, table: np.ndarray, *, strict: bool) -> np.ndarray:
+    """Return the fields of each sample's annotation, or None; with `strict` a row about no sample raises."""
+    found = np.full(len(table), None, object)
+    flat = table.reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    ordered = flat[order]
+    above = path.rpartition("/")[0]
+    for name, fields in rows_of(path, data):
+        file = f"{above}/{name}".lstrip("/")
+        try:
+            row = index.row(file)
+        except KeyMissingError:
+            row = -2
+        place = int(np.searchsorted(ordered, row))
+        if place == len(ordered) or ordered[place] != row:
+            if strict:
+                raise DatasetError(
+                    f"annotations {path!r} name {name!r}, and {file!r} is no file of a sample",
+                    remedy=f'Mend the {FILE_NAME}, or give missing="skip" to leave out what has no counterpart.',
+                )
+            continue
+        sample = int(order[place]) // table.shape[1]
+        if found[sample] is not None:
+            raise DatasetError(f"annotations {path!r}: two rows are about the sample of {name!r}")
+        found[sample] = fields
+    return found

@@ -16,7 +16,7 @@ from deeplink.data.subsets import resolved
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from deeplink.data.dataset import Dataset
+    from deeplink.data.dataset import MapDatasetBase
     from deeplink.data.sampler import ResumableSampler
 
 
@@ -32,14 +32,14 @@ class IterableDataset(torch_data.IterableDataset[Any]):
     of workers again. Keep one of the two states, not both.
 
     Args:
-        dataset: what is read; `packed=True` spares the workers much.
+        dataset: what is read, a `deeplink.Dataset` or `GroupedDataset`; `packed=True` spares the workers much.
         sampler: which samples, in which order and batches. It is this object's from now on.
         collate: gets what `dataset` gives for a batch, in the worker; packed batches stay as they are and lists of
             items go through torch's `default_collate` when it is not given.
     """
 
     def __init__(
-        self, dataset: Dataset, sampler: ResumableSampler, collate: Callable[[Any], Any] | None = None
+        self, dataset: MapDatasetBase, sampler: ResumableSampler, collate: Callable[[Any], Any] | None = None
     ) -> None:
         self.dataset, self.sampler, self._collate = resolved(dataset), sampler, collate
         # Persistent workers keep the copy they started with: the place where a pass begins they see here, and how

@@ -82,11 +82,7 @@ def _once(places: NDArray[np.uint64], a: np.uint64, b: np.uint64, keys: list[np.
 
 
 def permuted(places: NDArray[np.int64], length: int, name: str) -> NDArray[np.int64]:
-    """Return what the permutation called `name` of 0 to length-1 has at each of `places`; shape kept.
-
-    Raises:
-        IndexError: a place is not in 0 to length-1.
-    """
+    """Return what the permutation called `name` of 0 to length-1 has at each of `places`; shape kept."""
     if places.size and not (int(places.min()) >= 0 and int(places.max()) < length):
         raise IndexError(f"places must lie in 0 to {length - 1}")
     keys = _keys(name)[:_ROUNDS]

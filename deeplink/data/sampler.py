@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -130,14 +131,15 @@ class ResumableSampler:
         rank: this process's; RANK of the environment when None, else 0.
         world_size: the number of ranks; WORLD_SIZE of the environment when None, else 1.
         seed: another seed is another order.
-        shuffle: False keeps the dataset's own order in every epoch; an `Order` is that one: `Order.BLOCKS` needs a
-            dataset that knows its `blocks`.
+        shuffle: False keeps the dataset's own order in every epoch; an `Order`, or its value, is that one:
+            `Order.BLOCKS` needs a dataset that knows its `blocks`.
         window: blocks mixed with one another in `Order.BLOCKS`.
         residency: where samples lie: each step's samples go to ranks that are near to them where that can be.
         version: in place of the dataset's own.
 
     Raises:
-        ValueError: a number is out of range, or not just one of the batch sizes is given.
+        ValueError: a number is out of range, not just one of the batch sizes is given, or there is no such order.
+        TypeError: a batch size or the seed is no whole number.
         SamplerError: the dataset does not know its blocks.
     """
 
@@ -150,20 +152,20 @@ class ResumableSampler:
         rank: int | None = None,
         world_size: int | None = None,
         seed: int = 0,
-        shuffle: bool | Order = True,
+        shuffle: bool | Order | str = True,
         window: int = BLOCK_WINDOW,
         residency: Residency | None = None,
         version: str | None = None,
     ) -> None:
         dataset = resolved(dataset)
-        self.length = dataset if isinstance(dataset, int) else len(dataset)
+        self.length = int(dataset) if isinstance(dataset, int | np.integer) else len(dataset)
         self.subset = str(getattr(dataset, "subset_digest", ""))
         self.version = str(getattr(dataset, "version", "")) if version is None else version
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         world = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
         if self.length <= 0:
             raise ValueError(f"nothing to sample: the length is {self.length}")
-        step = (batch_size or 0) * world if global_batch_size is None else global_batch_size
+        step = operator.index((batch_size or 0) * world if global_batch_size is None else global_batch_size)
         if (batch_size is None) == (global_batch_size is None):
             raise ValueError("give batch_size (of each rank) or global_batch_size (of all ranks together)")
         if not 0 <= self.rank < world or step < world:
@@ -173,7 +175,7 @@ class ResumableSampler:
         if residency is not None and residency.length != self.length:
             raise ValueError(f"the residency is of {residency.length} samples, the dataset has {self.length}")
         self.share, self.residency = RankShare(step, world), residency
-        self.seed, self.order = seed, _order(shuffle)
+        self.seed, self.order = operator.index(seed), _order(shuffle)
         self._by_blocks = self._block_order(dataset, window) if self.order is Order.BLOCKS else None
         self._announcer = announcer_of(dataset, self.order, self._by_blocks, residency, self.rank)
         self.epoch = self.position = 0
@@ -223,11 +225,7 @@ class ResumableSampler:
         return begun
 
     def _give(self, by: object) -> None:
-        """Count a batch that a pass hands out.
-
-        Raises:
-            SamplerError: another pass has begun since.
-        """
+        """Count a batch that a pass hands out; refuse it where another pass has begun since."""
         if self._pass is not by:
             raise misuse("an earlier pass goes on after another began", "Keep one loader at a time.")
         self._given += 1
@@ -301,11 +299,7 @@ class ResumableSampler:
             self._given = self._done = 0
 
     def _move(self, steps: int) -> None:
-        """Go on by so many steps; after the last step of an epoch to the start of the next. See `finished`.
-
-        Raises:
-            SamplerError: the epoch has not so many left.
-        """
+        """Go on by so many steps; after the last step of an epoch to the start of the next. See `finished`."""
         if not 1 <= steps <= self.steps_left:
             raise misuse(
                 f"{steps} steps, and the epoch has {self.steps_left} left", "Call finished() once per step."
@@ -397,7 +391,7 @@ class ResumableSampler:
         self._announce()
 
 
-def _order(shuffle: bool | Order) -> Order:  # noqa: FBT001 - as the sampler takes it
-    if isinstance(shuffle, Order):
-        return shuffle
+def _order(shuffle: bool | Order | str) -> Order:  # noqa: FBT001 - as the sampler takes it
+    if isinstance(shuffle, Order | str):
+        return Order(shuffle)
     return Order.SHUFFLED if shuffle else Order.SEQUENTIAL

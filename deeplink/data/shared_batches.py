@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from deeplink.data.digest import receipts_of
 from deeplink.data.errors import BatchError
+from deeplink.data.subsets import resolved
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,23 +51,11 @@ class Ticket:
     size: int
 
     def redeem(self) -> NDArray[np.uint8]:
-        """Return the memory, in the process that made the ring; the slot is free once nothing refers to it.
-
-        Raises:
-            BatchError: it holds something else by now, or the ring is gone.
-        """
+        """Return the memory, in the process that made the ring; the slot is free once nothing refers to it."""
         ring = _rings.get(self.ring)
         if ring is None:
             raise _overwritten(self.ring, self.slot)
         return ring.redeem(self)
-
-
-@dataclass(frozen=True, slots=True)
-class AttachedRing:
-    """A ring's memory that another process made."""
-
-    name: str
-    descriptor: int
 
 
 class Slot:
@@ -86,26 +75,18 @@ class Ring:
     """Slots of shared memory. Made by the trainer; goes to workers by fork, or by pickle when they are spawned.
 
     The memory belongs to no file system, so a small /dev/shm does not matter. A slot takes memory when it is first
-    written.
-
-    Args:
-        stripes: how many workers may use it.
-        slots: slots of each.
-        slot_bytes: room in each, in bytes.
-        made: the memory, where another process has made it.
-
-    Raises:
-        BatchError: that is more than half of the memory available.
+    written. `stripes` workers may use it, `slots` of `slot_bytes` each; `made`: name and descriptor, where another
+    process has made it.
     """
 
-    def __init__(self, stripes: int, slots: int, slot_bytes: int, made: AttachedRing | None = None) -> None:
+    def __init__(self, stripes: int, slots: int, slot_bytes: int, made: tuple[str, int] | None = None) -> None:
         self.stripes, self.slots = stripes, slots
         self.slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._head = -(-stripes * slots * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
         size = self._head + stripes * slots * self.slot_bytes
         # In a spawned worker the memory is there, and the trainer's.
-        self.name, self._owner = (secrets.token_hex(8), os.getpid()) if made is None else (made.name, 0)
-        self._descriptor = _allocated(size) if made is None else made.descriptor
+        self.name, self._owner = (secrets.token_hex(8), os.getpid()) if made is None else (made[0], 0)
+        self._descriptor = _allocated(size) if made is None else made[1]
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         self._memory = mmap.mmap(self._descriptor, size)
         self._states = np.frombuffer(self._memory, np.int64, stripes * slots)
@@ -168,7 +149,7 @@ class Ring:
         return np.frombuffer(self._memory, np.uint8, size, self._head + slot * self.slot_bytes)
 
     def redeem(self, ticket: Ticket) -> NDArray[np.uint8]:
-        """Return what a ticket stands for. Raises as `Ticket.redeem`."""
+        """Return what a ticket stands for."""
         if self._states[ticket.slot] != ticket.number:
             raise _overwritten(self.name, ticket.slot)
         self._free_gone()
@@ -206,7 +187,7 @@ def _absent() -> None:
 
 
 def _attached(kind: type[Ring], shape: tuple[int, int, int], name: str, passed: Any) -> Ring:
-    return kind(*shape, AttachedRing(name, passed.detach()))
+    return kind(*shape, (name, passed.detach()))
 
 
 def _allocated(size: int) -> int:
@@ -347,14 +328,7 @@ def head_bytes(count: int, columns: int) -> int:
 
 
 class Packing:
-    """Puts one read of the cache into a PackedBatch, in a ring's slot where there is one to be had.
-
-    Args:
-        rows: row of each sample in the index, int64.
-        labels: label of each, or None.
-        ring: shared memory to write into, if any.
-        receipts: whether to make receipts.
-    """
+    """Puts one read of the cache into a PackedBatch, in a ring's slot where there is one to be had."""
 
     def __init__(self, rows: np.ndarray, labels: np.ndarray | None, ring: Ring | None, *, receipts: bool) -> None:
         self.rows, self._labels, self._ring, self._receipts = rows, labels, ring, receipts
@@ -432,6 +406,7 @@ def loader(
     Raises:
         BatchError: the workers' batches would take more than half of the memory available.
     """
+    dataset = resolved(dataset)
     if num_workers:
         most = getattr(getattr(batch_sampler, "share", None), "batch_size", 0)
         size = most or max(map(len, batch_sampler), default=1)

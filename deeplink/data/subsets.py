@@ -19,12 +19,7 @@ _CLOSE = 1e-6
 
 
 def picked(indices: Any, length: int) -> NDArray[np.int64]:
-    """Return the positions, int64, that some indices of a dataset of `length` items mean.
-
-    Raises:
-        IndexError: there is no such item.
-        ValueError: there are none, or they are no row of whole numbers (a mask of booleans, say).
-    """
+    """Return the positions, int64, that some indices of a dataset of `length` items mean; a mask is refused."""
     found = np.asarray(indices)
     if found.ndim != 1 or not found.size or not np.issubdtype(found.dtype, np.integer):
         raise ValueError(f"a subset takes one or more whole numbers, not {found.dtype} of shape {found.shape}")
@@ -42,11 +37,7 @@ def digest_of(positions: NDArray[np.int64]) -> str:
 
 
 def split_at_random(length: int, lengths: Sequence[float], *, version: str, seed: int) -> list[NDArray[np.int64]]:
-    """Return the positions of each part of a split, ascending: a function of these arguments alone.
-
-    Raises:
-        ValueError: the lengths add up to neither `length` nor 1, or a part would be empty.
-    """
+    """Return the positions of each part of a split, ascending: a function of these arguments alone."""
     sizes = _sizes(length, lengths)
     if min(sizes, default=0) < 1:
         raise ValueError(f"lengths {list(lengths)} of {length} items make parts of {sizes}: each needs an item")

@@ -1,4 +1,4 @@
 """Packed samples as files: paths, the fsspec file system, copying out, mmengine's backend.
 
-Other packages import: `copy_out`, `files`, `library`.
+Other packages import: `copy_out`, `library`.
 """

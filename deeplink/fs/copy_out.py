@@ -27,20 +27,13 @@ def _unfit(destination: Path, problem: str, remedy: str = "Name a new or an exis
 
 @dataclass(frozen=True, slots=True)
 class CopyTask:
-    """One sample to be copied.
-
-    Attributes:
-        reader, row: the sample.
-        path: where it is, as it was asked for.
-        bytes: its length.
-        target: the file it becomes.
-    """
+    """One sample to be copied."""
 
     reader: Reader
     row: int
-    path: str
+    path: str  # where it is, as it was asked for
     bytes: int
-    target: Path
+    target: Path  # the file it becomes
 
 
 def planned(library: Library, paths: Sequence[str], destination: str, *, recursive: bool) -> list[CopyTask]:

@@ -22,19 +22,20 @@ from fsspec.utils import isfilelike
 from typing_extensions import override
 
 from deeplink.core.publish import write_unsynced
-from deeplink.fs.files import ByteCalls, LongSample, ReadAhead, RefusedWrites
 from deeplink.fs.library import (
     PROTOCOL,
     DatasetNotFoundError,
     IsFolderError,
     Library,
+    LongSample,
+    ReadAhead,
     ReadOnlyDatasetError,
     forget_open_datasets,
     stripped,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from deeplink.core.config import Config
     from deeplink.fs.library import PathEntry, TreeEntry
@@ -99,7 +100,15 @@ class _LongSampleFile(AbstractBufferedFile):  # type: ignore[misc]
         return self._sample.read(start, end)
 
 
-class DeepLinkFileSystem(ByteCalls, RefusedWrites, fsspec.AbstractFileSystem):  # type: ignore[misc]
+def _refusal(action: str) -> Callable[..., NoReturn]:
+    def refuse(_self: object, *_args: object, **_options: object) -> NoReturn:
+        raise ReadOnlyDatasetError(action)
+
+    refuse.__doc__ = f"Refuse to {action}.\n\nRaises:\n    ReadOnlyDatasetError: always."
+    return refuse
+
+
+class DeepLinkFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
     """Packed datasets, read only. Safe to use from several threads, across fork, and to pickle.
 
     A dataset's version is fixed when an instance first looks at it: what is packed meanwhile is seen by the next
@@ -306,7 +315,59 @@ class DeepLinkFileSystem(ByteCalls, RefusedWrites, fsspec.AbstractFileSystem):  
 
     created = modified
 
-    # Bytes.
+    # Bytes: however many samples are asked for, they are read at once.
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_options: Any) -> bytes:
+        """Return a sample's bytes, or those from `start` to `end` as slices go."""
+        if start is not None or end is not None:
+            found = self._library.at(path)
+            if LongSample.is_one(found):
+                return LongSample(found, self._library.config).read(*slice(start, end).indices(found.bytes)[:2])
+        return bytes(self._library.read([path])[path][start:end])
+
+    def cat(
+        self,
+        path: Any,
+        recursive: bool = False,  # noqa: FBT001, FBT002 - fsspec's
+        on_error: str = "raise",
+        **options: Any,
+    ) -> Any:
+        """Return one sample's bytes, or those of several by path, read at once."""
+        _check_choice(on_error, "raise", "omit", "return")
+        paths = self.expand_path(path, recursive=recursive)
+        asked = [self._strip_protocol(part) for part in (path if isinstance(path, list) else [path])]
+        if not isinstance(path, list) and paths == asked:
+            return self.cat_file(paths[0], **options)
+        # Folders that a pattern or the recursion found are only in the way.
+        named = frozenset() if recursive else frozenset(asked)
+        paths = [part for part in paths if part in named or not self.isdir(part)]
+        piece = slice(options.get("start"), options.get("end"))
+        return {
+            part: data if isinstance(data, OSError) else bytes(data[piece])
+            for part, data in _read(self._library, paths, on_error).items()
+            if not (isinstance(data, OSError) and on_error == "omit")
+        }
+
+    def cat_ranges(
+        self,
+        paths: list[str],
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,  # noqa: ARG002 - fsspec's; samples are read whole, at once
+        on_error: str = "return",
+        **_options: Any,
+    ) -> list[bytes | OSError]:
+        """Return a range of each of `paths`, read at once."""
+        _check_choice(on_error, "raise", "return")
+        if not isinstance(paths, list):
+            raise TypeError("paths must be a list")
+        starts = starts if isinstance(starts, list) else [starts] * len(paths)
+        ends = ends if isinstance(ends, list) else [ends] * len(paths)
+        data = _read(self._library, list(dict.fromkeys(paths)), on_error)
+        return [
+            whole if isinstance(whole := data[path], OSError) else bytes(whole[start:end])
+            for path, start, end in zip(paths, starts, ends, strict=True)
+        ]
 
     def get(
         self,
@@ -372,6 +433,25 @@ class DeepLinkFileSystem(ByteCalls, RefusedWrites, fsspec.AbstractFileSystem):  
             options["cache_type"] = "none"
             return _LongSampleFile(self, path, mode, block_size or "default", **options)
         return SampleFile(path, self.cat_file(path))
+
+    # What would write.
+
+    mkdir = makedirs = makedir = mkdirs = _refusal("make a folder")
+    rm = rm_file = _rm = rmdir = delete = _refusal("remove")
+    mv = move = rename = _refusal("move")
+    cp = copy = cp_file = _refusal("copy")
+    put = put_file = upload = _refusal("put")
+    pipe = pipe_file = write_bytes = write_text = touch = _refusal("write")
+    start_transaction = _refusal("begin a transaction of writes")
+
+
+def _read(library: Library, paths: Sequence[str], on_error: str) -> Mapping[str, memoryview | OSError]:
+    return library.read(paths) if on_error == "raise" else library.read_each(paths)
+
+
+def _check_choice(on_error: str, *choices: str) -> None:
+    if on_error not in choices:
+        raise ValueError(f"on_error is {on_error!r}, not one of {', '.join(choices)}")
 
 
 def _folder(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The catalog's datasets by path, `deeplink://name[@version]/path`: for the file system and the commands."""
+"""The catalog's datasets by path, `deeplink://name[@version]/path`, and how their samples are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing_extensions import override
 
 from deeplink.cache.catalog import Catalog, checked_name
 from deeplink.cache.errors import DatasetMissingError, KeyMissingError
+from deeplink.cache.format.block import SPAN
+from deeplink.cache.read.mapped import read_piece
 from deeplink.cache.reader import Reader
+from deeplink.cache.store.store import Store
 from deeplink.core.config import Config, load_config
 from deeplink.core.errors import DeepLinkError
 from deeplink.scheduler.slurm.munge import vouch
@@ -141,6 +144,10 @@ class DatasetTree:
         yield TreeEntry(parent)
 
 
+_BATCH_BYTES, _BATCH_SAMPLES = 32 << 20, 256
+"""Read at once by `ReadAhead`."""
+_KEPT = 2
+"""Pieces remembered: who reads a table goes between its end and its columns."""
 _MOST_OPEN = 16
 """Versions that a process keeps open between uses."""
 
@@ -319,3 +326,82 @@ class Library:
 
 def _reopened(kind: type[Library], versions: dict[str, str], config: Config) -> Library:
     return kind(versions=versions, config=config)
+
+
+class LongSample:
+    """A sample of several pieces. For one thread; holds some pieces in memory, or all of them.
+
+    What this node does not hold is read whole, once: samples come from elsewhere with one checksum for all of it.
+    """
+
+    def __init__(self, found: PathEntry, config: Config) -> None:
+        self._reader, self._store = found.reader, Store(config.store, make=False)
+        self._row, self.bytes = found.entry.row, found.bytes
+        self._pieces: dict[int, memoryview] = {}
+        self._whole: memoryview | None = None
+
+    @staticmethod
+    def is_one(found: PathEntry) -> bool:
+        """Tell whether a sample is so long."""
+        return found.bytes > SPAN
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes from `start` to `stop`, both within the sample."""
+        parts = []
+        while start < stop:
+            number, begin = divmod(start, SPAN)
+            end = min(stop - number * SPAN, SPAN)
+            parts.append(self._piece(number)[begin:end])
+            start = number * SPAN + end
+        return b"".join(parts)
+
+    def _piece(self, number: int) -> memoryview:
+        if self._whole is None and number not in self._pieces:
+            piece = read_piece(self._store, self._reader.index, self._row, number)
+            if piece is None:
+                self._pieces, self._whole = {}, self._read_whole()
+            else:
+                while len(self._pieces) >= _KEPT:
+                    del self._pieces[next(iter(self._pieces))]
+                self._pieces[number] = piece
+        if self._whole is not None:
+            return self._whole[number * SPAN : (number + 1) * SPAN]
+        return self._pieces[number]
+
+    def _read_whole(self) -> memoryview:
+        try:
+            return self._reader.read([self._row])[0]
+        except DeepLinkError as problem:
+            raise NotReadError(problem) from problem
+
+
+class ReadAhead:
+    """Reads the next samples of a list along with the one that is wanted. For one thread."""
+
+    def __init__(self, library: Library, paths: Sequence[str]) -> None:
+        self._library, self._paths = library, paths
+        self._position = {path: position for position, path in enumerate(paths)}
+        self._read: dict[str, memoryview | OSError] = {}
+
+    def take(self, path: str) -> memoryview:
+        """Return a sample's bytes, and forget them."""
+        if path not in self._read:
+            self._read = self._library.read_each([path, *self._following(path)])
+        found = self._read.pop(path)
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    def _following(self, path: str) -> Iterator[str]:
+        start = self._position.get(path, len(self._paths)) + 1
+        room = _BATCH_BYTES
+        for other in self._paths[start : start + _BATCH_SAMPLES - 1]:
+            try:
+                found = self._library.at(other)
+            except DatasetNotFoundError:
+                continue
+            room -= found.bytes
+            if room < 0:
+                return
+            if not found.entry.is_folder:
+                yield other

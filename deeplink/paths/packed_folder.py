@@ -25,8 +25,7 @@ from deeplink.core.config import load_config
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.ranged_file import RangedFile
 from deeplink.core.types import Version
-from deeplink.fs.files import LongSample
-from deeplink.fs.library import DatasetPath, DatasetTree, PathEntry, TreeEntry
+from deeplink.fs.library import DatasetPath, DatasetTree, LongSample, PathEntry, TreeEntry
 from deeplink.paths.roots import MOST_TEXT, ROOTS_VARIABLE, PackedRoot, environment
 from deeplink.scheduler.slurm.munge import vouch
 

@@ -25,7 +25,6 @@ from deeplink.core.types import Attempt, FencedError
 from deeplink.rpc.plain import PlainCallError, PlainConnection
 from deeplink.scheduler.node.rank_processes import ASKING, answer_file, catches
 from deeplink.training import step_split
-from deeplink.training.data_waits import time_loaders
 from deeplink.v1 import common_pb2, node_pb2
 
 if TYPE_CHECKING:
@@ -327,13 +326,13 @@ class _Process:
                 if to is not None:
                     self.reporter = Reporter(to)
                     process_metrics.of_process.count_in(step_split.of_process)
-                    time_loaders(step_split.of_process)
+                    step_split.time_loaders(step_split.of_process)
                     answer_in(to.token_file.parent)
         return self.reporter
 
     def look_for_model(self) -> None:
         self.has_looked = True
-        time_loaders(step_split.of_process)
+        step_split.time_loaders(step_split.of_process)
         if self.step_ended is None and "torch" in sys.modules:
             from deeplink.training.timing import time_ddp  # noqa: PLC0415 - it imports this module
 

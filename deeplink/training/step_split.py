@@ -1,6 +1,6 @@
 """Where a rank's steps go: waiting for data, computing, waiting for other ranks, saving, the rest.
 
-Nothing of it is the user's code. DataLoaders say how long the loop waited for a batch (`data_waits.py`), the
+Nothing of it is the user's code. DataLoaders say how long the loop waited for a batch, the
 model's hooks when the forward pass began and how long DistributedDataParallel waited (`timing.py`), and sections
 what was no training. A step is from one `deeplink.report` to the next, in the thread that reports. What nothing
 else claims is computing from the first forward pass on, and the rest before it; without hooks all is computing.
@@ -11,9 +11,12 @@ All times are of one monotonic clock. The parts of a step add up to the step, wh
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deeplink.core import process_metrics as names
 
@@ -37,25 +40,14 @@ class StepParts(NamedTuple):
 def parts_of(
     step_s: float,
     *,
-    data_s: float = 0.0,
-    others_s: float = 0.0,
-    checkpoint_s: float = 0.0,
-    sections_s: float = 0.0,
-    before_s: float | None = None,
-    device_s: float = 0.0,
+    data_s: float = 0.0,  # the loop waited so long for batches
+    others_s: float = 0.0,  # the backward pass waited so long for other ranks
+    checkpoint_s: float = 0.0,  # in the section "checkpoint"
+    sections_s: float = 0.0,  # in other sections
+    before_s: float | None = None,  # before the first forward pass, without these; None: no one saw one
+    device_s: float = 0.0,  # the device was busy with its passes: a batch waited for meanwhile holds up nothing
 ) -> StepParts:
-    """Return the parts of a step from what was measured of it, seconds.
-
-    Args:
-        step_s: the whole of it.
-        data_s: the loop waited so long for batches.
-        others_s: the backward pass waited so long for other ranks.
-        checkpoint_s: in the section "checkpoint".
-        sections_s: in other sections.
-        before_s: before the first forward pass, without the parts above; None: no one saw a forward pass.
-        device_s: the device was busy so long with its passes. A batch that is waited for meanwhile holds up
-            nothing.
-    """
+    """Return the parts of a step from what was measured of it, seconds."""
     left = max(0.0, step_s)
     checkpoint = min(max(0.0, checkpoint_s), left)
     left -= checkpoint
@@ -177,3 +169,81 @@ class StepSplit:
 
 of_process = StepSplit()
 """Of the steps that this process reports."""
+
+
+# -- how long the training loop waits for batches: the iterators of torch's DataLoader are timed
+#
+# Their classes are given another `__iter__` and `__next__`, once: iterators that were made before are timed, too,
+# and those of torchdata's StatefulDataLoader. Whatever iterates them (a loop, a framework's trainer) calls these.
+# Of loaders within loaders the outermost counts. torch is not loaded for it.
+
+_DEPTH = 4
+_MARK = "deeplink_timed"
+
+
+class _Thread(threading.local):
+    is_within = False  # a loader's method that is timed
+
+
+_thread = _Thread()
+
+
+def time_loaders(split: StepSplit) -> None:
+    """Have the DataLoaders of this process tell `split` how long workers' start and each batch were waited for."""
+    module = sys.modules.get("torch.utils.data.dataloader")
+    for owner, name in (("DataLoader", "__iter__"), ("_BaseDataLoaderIter", "__next__")):
+        kind = getattr(module, owner, None)
+        method = getattr(kind, name, None)
+        # Other tools wrap these, too: what they put on top of ours stays (functools.wraps copies the mark).
+        if method is not None and not getattr(method, _MARK, False):
+            setattr(kind, name, _timed(method, split, counts=name == "__next__"))
+
+
+def _timed(method: Any, split: StepSplit, *, counts: bool) -> Any:
+    @functools.wraps(method)
+    def timed(self: Any) -> Any:
+        if _thread.is_within:
+            return method(self)
+        _thread.is_within = True
+        try:
+            began = split.wait_begins()
+            found = method(self)
+        finally:
+            _thread.is_within = False
+        split.data_waited(began, samples_in(found) if counts else 0)
+        return found
+
+    setattr(timed, _MARK, True)
+    return timed
+
+
+def samples_in(batch: Any) -> int:
+    """Return how many samples a batch has, by its first part that has a length; 0 where none has one.
+
+    It never raises, whatever objects a batch has: the batch would be lost to the loop.
+
+    >>> samples_in(([b"a", b"b"], [0, 1])), samples_in({"key": "no batch"}), samples_in(3)
+    (2, 0, 0)
+    """
+    try:
+        return max(0, _samples_in(batch))
+    except Exception:  # noqa: BLE001 - of the user's objects
+        return 0
+
+
+def _samples_in(batch: Any) -> int:
+    for _ in range(_DEPTH):
+        if isinstance(batch, Mapping):
+            batch = next(iter(batch.values()), None)
+        elif isinstance(batch, list | tuple) and batch and hasattr(batch[0], "__len__"):
+            if isinstance(batch[0], bytes | str):
+                return len(batch)
+            batch = batch[0]
+        else:
+            break
+    if isinstance(batch, bytes | str) or not hasattr(batch, "__len__"):
+        return 0
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else 0
+    return len(batch)

@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
@@ -43,6 +43,8 @@ from tests.waiting import LIMIT_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from deeplink.scheduler.slurm.client import Slurm
+
 FIRST, SECOND = Attempt(17, 0, 0), Attempt(17, 0, 1)
 
 
@@ -58,12 +60,11 @@ def test_silence_of_all_for_longer_than_the_lease_ends_it() -> None:
 
 def test_an_answer_of_any_renews_it_and_an_older_one_does_not_shorten_it() -> None:
     lease = Lease(60, renewed=1_000, witnesses=("folder", "agents"))
-    lease.renew("agents", 1_050)
-    lease.renew("folder", 1_020)
+    lease.renew(1_050)
+    lease.renew(1_020)
     lease.looked = 1_100
     assert lease.standing(1_110) is LeaseState.HELD
     assert lease.standing(1_111) is LeaseState.EXPIRED
-    assert lease.answers == {"agents": 1, "folder": 1}
 
 
 def test_who_has_nobody_to_ask_is_not_ended() -> None:
@@ -73,7 +74,7 @@ def test_who_has_nobody_to_ask_is_not_ended() -> None:
 def test_being_fenced_is_final_and_needs_no_silence() -> None:
     lease = Lease(60, renewed=1_000, witnesses=("folder",))
     lease.fence("17.0.1")
-    lease.renew("folder", 1_001)
+    lease.renew(1_001)
     assert lease.standing(1_001) is LeaseState.FENCED
 
 
@@ -90,7 +91,7 @@ def test_a_process_that_was_stopped_gets_the_time_back() -> None:
 def test_an_answer_before_the_look_after_a_stop_is_not_renewed_into_the_future() -> None:
     lease = Lease(60, renewed=1_000, witnesses=("folder",))
     assert lease.standing(1_010) is LeaseState.HELD
-    lease.renew("folder", 4_600)  # suspended for an hour; the witness's thread woke first
+    lease.renew(4_600)  # suspended for an hour; the witness's thread woke first
     assert lease.standing(4_600) is LeaseState.HELD
     for now in range(4_615, 4_661, 15):
         assert lease.standing(now) is LeaseState.HELD
@@ -176,13 +177,13 @@ def test_the_folder_knows_who_holds_it(tmp_path: Path) -> None:
     assert str(tmp_path) in witness.name
 
 
-def test_a_rank_asks_the_folder_and_the_other_nodes(tmp_path: Path) -> None:
-    old = Checkpoints(tmp_path, attempt=FIRST)
+def test_a_rank_asks_the_folder_and_the_other_nodes(nodes: Nodes) -> None:
+    old = Checkpoints(nodes.root / "shared", attempt=FIRST)
     claim = old._hold.claimed()
-    env = {"DEEPLINK_MEMBERS": "n0=h0:1,n1=h1:1", "DEEPLINK_NODE": "n0", "DEEPLINK_TOKEN_FILE": "t"}
-    both = witnesses_of(env, old._hold.claims, claim, SystemClock())
+    env, agents = rank_of(nodes, "n0", ["n0", "n1"])
+    both = witnesses_of(env, old._hold.claims, claim, agents)
     assert [type(one) for one in both] == [FolderWitness, AgentsWitness]
-    alone = witnesses_of({**env, "DEEPLINK_MEMBERS": "n0=h0:1"}, old._hold.claims, claim, SystemClock())
+    alone = witnesses_of(rank_of(nodes, "n0", ["n0"])[0], old._hold.claims, claim, agents)
     assert [type(one) for one in alone] == [FolderWitness]
 
 
@@ -252,7 +253,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 def test_another_nodes_agent_says_who_has_taken_over_without_shared_storage(nodes: Nodes) -> None:
     env, agents = rank_of(nodes, "n0", ["n0", "n1"])
     old = Checkpoints(nodes.root / "shared", attempt=FIRST)
-    _, other = witnesses_of(env, old._hold.claims, old._hold.claimed(), SystemClock(), agents)
+    _, other = witnesses_of(env, old._hold.claims, old._hold.claimed(), agents)
     assert other.ask() == ""
     nodes.bulletins["n1"].learn(SECOND)
     assert other.ask() == "17.0.1"
@@ -261,14 +262,11 @@ def test_another_nodes_agent_says_who_has_taken_over_without_shared_storage(node
         other.ask()
 
 
-@pytest.mark.parametrize("knows_of_checkpoints", [True, False])
-def test_an_agent_that_has_too_much_to_do_has_answered(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, *, knows_of_checkpoints: bool
-) -> None:
+def test_an_agent_that_has_too_much_to_do_has_answered(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     _, agents = rank_of(nodes, "n0", ["n0", "n1"])
     monkeypatch.setattr(serving, "_QUEUED", 0)  # not one call
     busy = nodes.members("n1")[0]
-    witness = AgentsWitness([busy], nodes.root / "token", SystemClock(), agents if knows_of_checkpoints else None)
+    witness = AgentsWitness([busy], agents)
     with pytest.raises(PlainBusyError):
         agents.hold(busy.address)
     assert witness.ask() == ""
@@ -311,7 +309,7 @@ def test_the_controller_is_asked_for_a_job_of_one_node_in_slurm_alone(nodes: Nod
 def test_agent_and_controller_together_prove_that_nobody_else_has_begun(nodes: Nodes) -> None:
     _, agents = rank_of(nodes, "n0", ["n0"])
     told = Told()
-    witness = ControllerWitness(agents, told)
+    witness = ControllerWitness(agents, cast("Slurm", told))
     assert witness.ask() == ""
     told.restarts = 1
     assert witness.ask() == "17.1.0"
@@ -387,10 +385,14 @@ import sys, threading
 from pathlib import Path
 from deeplink.agent.agent import Agent, AgentSettings
 from deeplink.rpc.tokens import write_token
+from deeplink.core.config import Config
 from deeplink.core.types import NodeName
 folder = Path({folder!r})
 write_token(folder / "token", "secret")
-settings = AgentSettings(node=NodeName("n1"), bind="10.213.7.1:0", token="secret", store=folder / "store")
+settings = AgentSettings(
+    node=NodeName("n1"), bind="10.213.7.1:0", token="secret", store=folder / "store", keeps_copies=True,
+    config=Config(state=folder / "state"),
+)
 print(Agent(settings).start(folder / "token").address, flush=True)
 threading.Event().wait(60)
 """
@@ -398,14 +400,18 @@ threading.Event().wait(60)
 CUT_RANK = """
 import sys, threading
 from pathlib import Path
-from deeplink.checkpoints.fencing import guarded
-from deeplink.checkpoints.fencing import AgentsWitness
+from deeplink.checkpoints.agents import JobAgents, run_of
+from deeplink.checkpoints.fencing import AgentsWitness, guarded
 from deeplink.core.clock import SystemClock
-from deeplink.core.types import parse_members
-members = parse_members("n1={address}")
-witness = AgentsWitness(members, Path({folder!r}) / "token", SystemClock())
+from deeplink.core.types import Attempt, parse_members
+members, folder = parse_members("n1={address}"), Path({folder!r})
+witness = AgentsWitness(members, JobAgents(
+    run=run_of(folder), attempt=Attempt(17, 0, 0), node="n0", here="127.0.0.1:1", members=members,
+    token_file=folder / "token", clock=SystemClock(),
+))
 guard = guarded([witness], 3.0, world=1, clock=SystemClock())
-while guard.lease.answers.get(witness.name, 0) < 5:
+began = guard.lease.renewed
+while guard.lease.renewed < began + 2:
     threading.Event().wait(0.05)
 print("answered", flush=True)
 threading.Event().wait(60)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from deeplink.checkpoints import Checkpoints, training_states
+from deeplink.checkpoints import Checkpoints, folder
 from deeplink.checkpoints.training_states import Waiting
 from deeplink.core.types import Attempt
 
@@ -80,7 +80,7 @@ def test_an_interrupted_training_ends_where_an_uninterrupted_one_does(tmp_path: 
 def test_a_job_that_is_about_to_lose_its_nodes_saves_besides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_states, "should_save", lambda *, step: step == 5)
+    monkeypatch.setattr(folder, "should_save", lambda *, step: step == 5)
     with pytest.raises(KilledError):
         train(tmp_path, Attempt(1, 0, 0), killed_at=5)
     found = Checkpoints(tmp_path, attempt=Attempt(1, 0, 1)).latest()
@@ -90,7 +90,7 @@ def test_a_job_that_is_about_to_lose_its_nodes_saves_besides(
 
 def test_each_step_is_reported_for_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
-    monkeypatch.setattr(training_states, "count_step", told.append)
+    monkeypatch.setattr(folder, "count_step", told.append)
     train(tmp_path, Attempt(1, 0, 0))
     assert told == list(range(1, 21))
 
@@ -138,3 +138,13 @@ def test_a_loop_without_parts_or_sense_is_refused(tmp_path: Path) -> None:
         next(checkpoints.over([1], every=1))
     with pytest.raises(ValueError, match="every must be"):
         next(checkpoints.over([1], every=0, model=nn.Linear(1, 1)))
+
+
+def test_the_parts_that_the_loop_names_are_saved_also_after_a_resume_of_some(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.resume(model=model)
+        list(checkpoints.over(range(2), every=1, model=model, other=nn.Linear(1, 1)))
+        found = checkpoints.latest()
+    assert found is not None
+    assert set(found.load()) == {"model", "other"}

@@ -35,7 +35,6 @@ from deeplink.checkpoints.saving import withdraw_if_late
 from deeplink.core.clock import ManualClock, SystemClock
 from deeplink.core.config import Config
 from deeplink.core.types import Attempt, Member, NodeName
-from deeplink.rpc import channel
 from deeplink.v1 import keep_pb2
 from tests.deeplink.checkpoints.nodes import Nodes
 
@@ -583,23 +582,6 @@ def test_a_node_whose_disk_refuses_agrees_all_the_same(nodes: Nodes) -> None:
     nodes.store("n1").write_text("no folder can be made here")
     found = restarted(nodes, SECOND, ["n1", "n3"])
     assert {one.step for one in found.values() if one} == {1}
-
-
-def test_agents_that_know_nothing_of_checkpoints_are_done_without(
-    nodes: Nodes, caplog: pytest.LogCaptureFixture
-) -> None:
-    nodes.stop("n0")
-    plain = channel.PlainClients(node="n0", token=nodes.token)
-    server = channel.bound_server("127.0.0.1:0", nodes.token, lambda _server: [], plain=plain)
-    server.server.start()
-    nodes.servers["n0"] = server
-    checkpoints = begun(nodes, FIRST, "n0", ["n0"])
-    save(checkpoints, 1)
-    checkpoints.close()
-    assert "keep no copies" in caplog.text
-    again = begun(nodes, SECOND, "n0", ["n0"]).latest()
-    assert again is not None
-    assert again.step == 1
 
 
 @pytest.mark.parametrize("attempt", [Attempt(17, 1, 0), Attempt(18, 0, 0)], ids=["requeued", "another job"])

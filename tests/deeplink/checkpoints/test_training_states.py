@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from deeplink.checkpoints import (
     CheckpointError,
@@ -132,6 +133,55 @@ def test_sparse_and_quantised_tensors_are_saved_as_they_are(tmp_path: Path) -> N
         got = loaded["all"][name]
         assert (got.layout, got.dtype) == (tensor.layout, tensor.dtype)
         assert torch.equal(got.dequantize() if got.is_quantized else got.to_dense(), eye)
+
+
+def test_tensors_that_wrap_others_are_not_taken_for_one_another(tmp_path: Path) -> None:
+    # As low-bit optimizers' states are: none has memory of its own, and data_ptr() is 0 for each.
+    one, two = (TwoTensor(torch.full((3,), value), torch.full((3,), value)) for value in (1.0, 2.0))  # type: ignore[no-untyped-call]
+    checkpoints = Checkpoints(tmp_path, attempt=FIRST)
+    with pytest.raises(UnreadableStateError, match=r"^moments\.one of the state is a .*TwoTensor"):
+        checkpoints.save_state({"moments": {"one": one, "two": two}}, step=1, wait=True)
+    with torch.serialization.safe_globals([TwoTensor, getattr]):
+        checkpoints.save_state({"moments": {"one": one, "two": two}}, step=1, wait=True)
+        _, loaded = stored(checkpoints) or (0, {})
+    assert [loaded["moments"][name].a.tolist() for name in ("one", "two")] == [[1.0] * 3, [2.0] * 3]
+
+
+@pytest.mark.parametrize("spread", ["alone", "sharded"])
+def test_a_model_without_memory_is_neither_saved_nor_loaded_into(tmp_path: Path, spread: Any) -> None:
+    # torch copies into a tensor of the meta device without a word.
+    empty = torch.nn.Linear(2, 2, device="meta")
+    checkpoints = Checkpoints(tmp_path, attempt=FIRST)
+    with pytest.raises(CheckpointError, match="'model' has tensors on the meta device"):
+        checkpoints.save_state({"model": empty}, step=1, spread=spread)
+    checkpoints.save_state({"model": torch.nn.Linear(2, 2)}, step=1, spread=spread, wait=True)
+    with pytest.raises(CheckpointError, match="'model' has tensors on the meta device"):
+        checkpoints.resume(model=empty)
+    checkpoints.resume(model=empty.to_empty(device="cpu"))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_model_is_loaded_under_the_names_that_wrappers_give_it(tmp_path: Path, wrapped: bool) -> None:
+    def model(*, is_wrapped: bool) -> torch.nn.Module:
+        inner = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+        whole: Any = torch.compile(inner, backend="eager") if is_wrapped else inner
+        return (
+            torch.nn.ModuleDict({"module": whole}) if is_wrapped else inner
+        )  # as DistributedDataParallel names it
+
+    saved, other = model(is_wrapped=wrapped), model(is_wrapped=not wrapped)
+    checkpoints = Checkpoints(tmp_path, attempt=FIRST)
+    checkpoints.save_state({"model": saved}, step=1, wait=True)
+    checkpoints.resume(model=other)
+    pairs = zip(saved.parameters(), other.parameters(), strict=True)
+    assert all(torch.equal(one, two) for one, two in pairs)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        checkpoints.resume(model=torch.nn.ModuleDict({"module": torch.nn.Linear(2, 3)}))
+
+
+def test_a_value_that_cannot_be_copied_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableStateError, match=r"is a builtins\.generator"):
+        Checkpoints(tmp_path).save_state({"model": torch.nn.Linear(1, 1).parameters()}, step=1)
 
 
 @pytest.mark.parametrize("best", [np.float64(3.0), np.ones(2), Path("x")])
@@ -304,6 +354,22 @@ def test_parts_get_their_states_back_and_the_samplers_lies_in_the_manifest(tmp_p
         checkpoints.save_state({"sampler": Part({"x": object()})}, step=2)
 
 
+@pytest.mark.parametrize("spread", ["alone", "sharded"])
+def test_a_fact_besides_may_have_the_name_of_a_part(tmp_path: Path, spread: Any) -> None:
+    model, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    with Checkpoints(tmp_path, attempt=FIRST) as checkpoints:
+        meta = {"model": {"name": "linear"}, "digest": {"epochs": 3}}
+        checkpoints.save_state({"model": model}, step=1, meta=meta, spread=spread)
+        found = checkpoints.latest()
+    assert found is not None
+    digest = Part(None)
+    found.restore(model=other, digest=digest)
+    assert torch.equal(other.weight, model.weight)
+    assert digest.state == {"epochs": 3}
+    with pytest.raises(KeyError, match="no state of 'optimizer'"):
+        found.restore(model=other, optimizer=Part(None))
+
+
 def test_a_checkpoint_saved_another_way_says_so(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, attempt=FIRST).save(step=1) as draft:
         (draft / "mine.bin").write_bytes(b"x")
@@ -315,6 +381,7 @@ def test_a_checkpoint_saved_another_way_says_so(tmp_path: Path) -> None:
 
 def test_wrong_words_are_refused_at_once(tmp_path: Path) -> None:
     wrong: Any = "sometimes"
+    wrong_step: Any = 2.0
     with pytest.raises(ValueError, match="sometimes"):
         Checkpoints(tmp_path, finite=wrong)
     with pytest.raises(ValueError, match="sometimes"):
@@ -324,12 +391,34 @@ def test_wrong_words_are_refused_at_once(tmp_path: Path) -> None:
         checkpoints.save_state({}, step=1, spread=wrong)
     with pytest.raises(ValueError, match="-1"):
         checkpoints.save_state({}, step=-1)
+    model: Any = torch.nn.Linear(1, 1)
+    with pytest.raises(TypeError, match=r"a dict of parts by name .* not Linear"):
+        checkpoints.save_state(model, step=1)
+    with pytest.raises(TypeError, match="'float' object"):
+        checkpoints.save_state({}, step=wrong_step)
     skipping = Checkpoints(tmp_path, attempt=FIRST, waiting="skip")
     with pytest.raises(ValueError, match="different steps"):
         skipping.save_state({}, step=1, spread="each")
     with pytest.raises(CheckpointError, match="readonly=True"):
         Checkpoints(tmp_path, readonly=True).save_state({}, step=1)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [np.int64, torch.tensor])
+def test_a_step_may_be_a_number_of_numpys_or_torchs(tmp_path: Path, kind: Any) -> None:
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save_state({}, step=kind(3), wait=True)
+        assert stored(checkpoints) == (3, {})
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_a_file_in_the_folders_place_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(CheckpointError, match="is no folder"), Checkpoints(path).save(step=1):
+            raise AssertionError
+        with pytest.raises(CheckpointError, match="is no folder"):
+            Checkpoints(path).latest()
 
 
 def test_a_folder_that_another_wrote_is_taken_in_and_may_go_at_once(tmp_path: Path) -> None:

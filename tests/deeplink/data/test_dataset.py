@@ -16,7 +16,7 @@ from deeplink.cache.errors import DatasetMissingError, KeyMissingError
 from deeplink.cache.packer import pack
 from deeplink.core.config import Config
 from deeplink.data import DeliveryDigest, Order, ResumableSampler, receipt
-from deeplink.data.errors import DatasetError
+from deeplink.data.errors import DatasetError, SamplerError
 from tests.pickled import copied
 
 if TYPE_CHECKING:
@@ -85,6 +85,12 @@ def test_items_are_the_files_bytes_and_their_label(train: deeplink.Dataset) -> N
     assert train.__getitems__([41, 0, 41]) == [train[41], train[0], train[41]]
     assert train.__getitems__([]) == []
     assert train.stats().local_samples > 0
+
+
+def test_batches_that_are_taken_for_items_say_so(train: deeplink.Dataset) -> None:
+    loader = DataLoader(train, sampler=ResumableSampler(train, batch_size=2))
+    with pytest.raises(SamplerError, match="took its batches for items"):
+        next(iter(loader))
 
 
 def test_an_item_is_had_by_its_key_too(train: deeplink.Dataset, config: Config) -> None:

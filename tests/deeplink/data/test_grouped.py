@@ -18,7 +18,7 @@ from deeplink.cache.format.index import Index
 from deeplink.cache.format.index_format import IndexContent, ShardEntry, write_index
 from deeplink.cache.packer import pack
 from deeplink.core.types import SampleKey, ShardId
-from deeplink.data import ResumableSampler
+from deeplink.data import Prefetcher, ResumableSampler
 from deeplink.data import grouped as grouping
 from deeplink.data.errors import DatasetError
 from deeplink.data.grouped import (
@@ -62,6 +62,20 @@ def test_an_error_of_a_transform_names_the_key(config: Config) -> None:
     with pytest.raises(KeyError) as caught:
         dataset[3]
     assert repr(dataset.key(3)) in caught.value.__notes__[0]
+
+
+def test_a_stream_and_a_prefetcher_read_it_like_a_loader(config: Config) -> None:
+    columns = ["jpg", "seg.png"]
+    dataset = GroupedDataset("pairs", columns, lambda item: item["__key__"], missing="none", config=config)
+    assert dataset.lengths.tolist() == [
+        len(FILES[f"{dataset.key(i)}.jpg"]) + len(FILES.get(f"{dataset.key(i)}.seg.png", b""))
+        for i in range(len(dataset))
+    ]
+    expected = [[dataset.key(row) for row in rows] for rows in ResumableSampler(dataset, batch_size=7)]
+    assert list(Prefetcher(dataset, ResumableSampler(dataset, batch_size=7))) == expected
+    stream = deeplink.IterableDataset(dataset, ResumableSampler(dataset, batch_size=7))
+    assert list(DataLoader(stream, batch_size=None, num_workers=1)) == expected
+    dataset.will_need(np.arange(3))
 
 
 def test_an_item_is_the_files_of_one_key(config: Config) -> None:

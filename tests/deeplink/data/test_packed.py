@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 import deeplink
 from deeplink.core.config import Config
@@ -231,6 +231,13 @@ def test_a_collate_function_works_on_batches_in_the_worker(many: deeplink.Datase
 
 def sizes(batch: PackedBatch) -> torch.Tensor:
     return batch.offsets.diff()
+
+
+def test_a_loader_takes_torchs_subset(many: deeplink.Dataset) -> None:
+    part: Any = Subset(many, [5, 3, 9])
+    sampler = ResumableSampler(part, batch_size=2, shuffle=False)
+    got = [bytes(sample) for batch in loader(part, sampler, num_workers=1) for sample in batch]
+    assert got == [bytes(sample) for sample in many.__getitems__([5, 3, 9])]
 
 
 def test_the_blocks_shards_and_lengths_of_a_dataset_are_those_of_its_items(config: Config) -> None:

@@ -352,6 +352,20 @@ def test_just_one_batch_size_is_given_and_it_reaches_every_rank(sizes: dict[str,
         ResumableSampler(10, rank=0, world_size=2, **sizes)
 
 
+def test_an_order_may_be_named_by_its_value_and_numbers_be_numpys() -> None:
+    nine, three, four = (np.int64(number) for number in (9, 3, 4))
+    numbers: Any = {"batch_size": three, "seed": four}
+    length: Any = nine
+    sampler = ResumableSampler(length, shuffle="sequential", **numbers)
+    assert (sampler.order, list(next(iter(sampler)))) == (Order.SEQUENTIAL, [0, 1, 2])
+    assert json.loads(json.dumps(sampler._state()))["seed"] == 4
+    with pytest.raises(ValueError, match="'shuffled' is not a valid Order"):
+        ResumableSampler(10, batch_size=3, shuffle="shuffled")
+    wrong: Any = 2.5
+    with pytest.raises(TypeError, match="'float' object"):
+        ResumableSampler(10, batch_size=wrong)
+
+
 def test_a_state_that_would_repeat_what_was_handed_out_is_refused() -> None:
     sampler = ResumableSampler(100, batch_size=10)
     assert sampler.state_dict()["position"] == 0

@@ -27,7 +27,7 @@ from deeplink.cache.format.block import SPAN
 from deeplink.cache.packer import pack
 from deeplink.cache.store.store import Store
 from deeplink.core.errors import DeepLinkError
-from deeplink.fs import files as readahead
+from deeplink.fs import library as readahead
 from deeplink.fs.filesystem import DeepLinkFileSystem
 from deeplink.fs.library import (
     DatasetNotFoundError,

@@ -19,8 +19,14 @@ from typing_extensions import override
 
 from deeplink.core import process_metrics as names
 from deeplink.training import timing
-from deeplink.training.data_waits import samples_in, time_loaders
-from deeplink.training.step_split import CHECKPOINT, StepParts, StepSplit, parts_of
+from deeplink.training.step_split import (
+    CHECKPOINT,
+    StepParts,
+    StepSplit,
+    parts_of,
+    samples_in,
+    time_loaders,
+)
 from deeplink.training.timing import StepMeter
 
 SECONDS = st.floats(-1e3, 1e6, allow_nan=False)
