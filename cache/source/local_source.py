@@ -152,7 +152,9 @@ class LocalSource(Source):
     def _check_link(self, key: str, path: Path, wanted: Selection) -> None:
         target = path.resolve()
         if wanted.follow_links:
-            if path.parent.resolve().is_relative_to(target):
+            # Or in a folder on the way here, which a link led to: two that link to each other have no end.
+            way = [self._prefix + key[:at] for at, letter in enumerate(key) if letter == "/"]
+            if path.parent.resolve().is_relative_to(target) or any(map(target.samefile, way)):
                 raise SourceError.bad_key(key, f"it is a link to {target}, which it lies in")
             return
         if not target.is_relative_to(self._root.resolve()):

@@ -41,6 +41,8 @@ def open_source(url: str, cap: SourceCap | None = None) -> Source:
         from deeplink.cache.source.spool import spent  # noqa: PLC0415 - as below
 
         raise spent()
+    if not url:  # a variable of a script that is not set: not the current folder
+        raise SourceError(url, "no source is named")
     if "::" in url:
         return _remote(url, cap)
     path = url.removeprefix("file://")

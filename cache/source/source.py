@@ -46,11 +46,12 @@ class Listing:
     ) -> Listing:
         """Return the files gathered at `url`; `marked`: each is known to have a mark, even where that is 0."""
         picker.check(url)
+        if not found and picker.wanted.anchored:
+            names = ", ".join(picker.wanted.include[:3])
+            raise SourceError(url, f"no file below it is called {names}", "Mend the pattern.")
         if not found:
             left_out = ", ".join(f"{glob} {count:,}" for glob, count in picker.left_out.items())
-            raise SourceError(
-                url, "the folder holds no files" + (f" but those left out: {left_out}" * bool(left_out))
-            )
+            raise SourceError(url, "it holds no files" + (f" but those left out: {left_out}" * bool(left_out)))
         names, sizes, marks = found.finished()
         return cls(
             names,

@@ -22,6 +22,8 @@ _BUFFER_HERE, _BUFFER_AWAY = 64 << 10, 8 << 20
 _GAP = 64 << 10
 """Samples closer than this are read at once, and what is between them is thrown away."""
 _MOST_AT_ONCE = 16 << 20
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
+"""How files of gzip, bzip2, xz, zstd and lz4 begin."""
 _EACH_BYTES = 200
 """Of memory, a sample, about."""
 
@@ -43,8 +45,14 @@ class TarContainer(ContainerFile):
                     self._take(entry, size)
                     archive.members.clear()  # type: ignore[attr-defined]  # it keeps each, with all its fields, for ever
         except tarfile.TarError as problem:
-            remedy = "It must be a tar that is not compressed: a compressed one has to be read from its beginning."
-            raise SourceError(files.url, f"{name!r} is no tar: {problem}", remedy, key=name) from problem
+            what, remedy = f"is no tar: {problem}", "It must be a tar that is not compressed."
+            if isinstance(problem, tarfile.ReadError) and "unexpected end" in str(problem):
+                what, remedy = f"is cut short: it ends at {size:,} bytes, within a file", "Fetch it again."
+            elif not size:
+                what = "is empty"
+            elif files.read_range(name, 0, min(size, 6)).startswith(_COMPRESSED):
+                what, remedy = "is compressed: its files cannot be read one by one", "Decompress it."
+            raise SourceError(files.url, f"{name!r} {what}", remedy, key=name) from problem
 
     def _take(self, entry: tarfile.TarInfo, size: int) -> None:
         path = entry.name.removeprefix("./")

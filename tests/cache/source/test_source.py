@@ -51,7 +51,7 @@ def test_an_archive_is_a_source_too(tmp_path: Path, files: dict[str, bytes], kin
 
 
 @pytest.mark.parametrize(
-    "url", ["nothing/here", "memory://nothing/here", "zip://::/nothing.zip", "nosuchkind://x/y"]
+    "url", ["", "nothing/here", "memory://nothing/here", "zip://::/nothing.zip", "nosuchkind://x/y"]
 )
 def test_a_source_that_is_not_there_is_said_so(url: str) -> None:
     with pytest.raises(SourceError) as refused:
