@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from deeplink.cache.errors import SourceError
-from deeplink.cache.format.access import SourceAccess
 from deeplink.cache.format.names import NameCollector
 from deeplink.cache.source.selection import Picker, Selection
-from deeplink.cache.source.source import EVERYTHING, Entry, Listing, Source, check_size, walk
+from deeplink.cache.source.source import EVERYTHING, Entry, Listing, Source, SourceAccess, check_size, walk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
