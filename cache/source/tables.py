@@ -42,6 +42,8 @@ _KEY_BYTES = 200
 _DIGITS = 8
 _CAST = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary_view)
 """Kinds of columns whose values are bytes once they are cast."""
+_TAKEN_FROM = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+"""Of dictionaries of views no values can be taken."""
 _AGAIN = "Fetch or write it again."
 
 
@@ -157,11 +159,13 @@ class TableContainer(ContainerFile):
     def _read(self, group: int, columns: Sequence[str]) -> pa.Table:
         try:
             table = self._groups.read(group, columns)
+            for number, column in enumerate(table.columns):
+                if pa.types.is_dictionary(column.type):
+                    kind = _TAKEN_FROM.get(column.type.value_type, column.type.value_type)
+                    values = [chunk.dictionary.cast(kind).take(chunk.indices) for chunk in column.chunks]
+                    table = table.set_column(number, table.field(number).name, pa.chunked_array(values, kind))
         except (pa.ArrowException, OSError) as problem:
             raise SourceError(self._url, f"cannot be read: {problem}", _AGAIN, key=self._name) from problem
-        for number, column in enumerate(table.columns):
-            if pa.types.is_dictionary(column.type):
-                table = table.set_column(number, table.field(number).name, column.cast(column.type.value_type))
         return table
 
     def _values(self, group: int) -> dict[str, list[bytes | None]]:

@@ -245,9 +245,19 @@ def test_bytes_and_text_are_packed_as_they_are_however_a_table_holds_them(tmp_pa
         "text_view": texts.cast(pa.string_view()),
         "data_view": data.cast(pa.binary_view()),
     }
-    write_table(path, pa.table(columns))
     text = {0: "é".encode(), 2: "é".encode()}
-    expected = {"text": text, "text_view": text, "data": {0: b"\xff", 1: b""}, "data_view": {0: b"\xff", 1: b""}}
+    expected = {
+        "text": text,
+        "text_view": text,
+        "data": {0: b"\xff", 1: b""},
+        "data_view": {0: b"\xff", 1: b""},
+    }
+    if suffix == ".feather":  # parquet takes no such column
+        views = pa.DictionaryArray.from_arrays(
+            pa.array([0, None, 0], pa.int32()), pa.array(["é"], pa.string_view())
+        )
+        columns["text_views"], expected["text_views"] = views, text
+    write_table(path, pa.table(columns))
     found = {f"a/{row:08d}.{name}": part for name, parts in expected.items() for row, part in parts.items()}
     compare(str(path), found)
 
