@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,19 +16,12 @@ from typing import TYPE_CHECKING
 from deeplink.cache.catalog import Catalog, PackRecord, checked_name
 from deeplink.cache.errors import CatalogError, DatasetMissingError, HomeError, IndexFormatError, SourceError
 from deeplink.cache.membership import node_name
-from deeplink.cache.pack.distributed_pack import (
-    DistributedPack,
-    MemberGone,
-    ReadProgress,
-    ShardMade,
-    ShardShare,
-)
-from deeplink.cache.pack.home_access import readmit
-from deeplink.cache.pack.parts import listed_once, publish_part, removed_if_outdated
+from deeplink.cache.pack.distributed_pack import DistributedPack, ShardShare
+from deeplink.cache.pack.parts import publish_part, removed_if_outdated, shared_listing
 from deeplink.cache.pack.plan import cannot_append, planned_job
 from deeplink.cache.pack.shard_pipeline import Placer, ShardPipeline, staging
 from deeplink.cache.replicate.budget import keep_to_budget
-from deeplink.cache.source.home import open_home
+from deeplink.cache.source.home import open_home, readmit
 from deeplink.cache.source.opening import open_source
 from deeplink.cache.source.selection import Selection
 from deeplink.cache.store.store import Store
@@ -208,17 +202,17 @@ def pack(  # noqa: PLR0913 - what a packing is made of
     catalog.check_writable(name)
     listed_unix = clock.unix()
     key = part.listing_key(origin.url, wanted) if part is not None else ""
+    list_source = partial(origin.listing, wanted)
     job = planned_job(
         origin,
         catalog,
         name,
         config,
-        list_source=partial(listed_once, catalog, name, key, origin=origin, wanted=wanted, clock=clock),
+        list_source=partial(shared_listing, catalog, name, key, list_source, clock) if key else list_source,
         members=len(members),
         append=append,
     )
-    access = job.listing.access
-    kept_at = open_home(home, access) if home else None
+    kept_at = open_home(home, job.listing.access) if home else None
     numbers = part.shards(len(job.plan.shards)) if part is not None else range(len(job.plan.shards))
     mine = [job.plan.shards[number] for number in numbers]
     planned = PackProgress(
@@ -228,7 +222,7 @@ def pack(  # noqa: PLR0913 - what a packing is made of
     )
     tally = _Tally(planned, progress)
     with (
-        removed_if_outdated(catalog, name, key),
+        removed_if_outdated(catalog, name, key) if key else nullcontext(),
         Placer(store, node_name(config), members, token, replicas=config.replicas) as placer,
         staging(store.root, f"{job.plan.digest}{part or ''}", clock.unix()) as stage,
         ShardPipeline(origin, store, stage, placer, home=kept_at, clock=clock, done=tally.was_read) as line,
@@ -249,10 +243,10 @@ def pack(  # noqa: PLR0913 - what a packing is made of
                 members=format_members(tuple(members)),
                 replicas=config.replicas,
                 home=home,
-                access=access,
+                access=job.listing.access,
             )
             able = [member for member in members if placer.answers(member.name)]
-            todo = work.spread(todo, DistributedPack(task, token, clock), able)
+            todo = work.spread(todo, task, token, clock, able)
         work.build(todo)
         is_whole = not (wanted.include or job.listing.left_out or job.listing.bad_count)
         lacking, why = _lacking(kept_at, work.pieces)
@@ -269,7 +263,7 @@ def pack(  # noqa: PLR0913 - what a packing is made of
             packed_unix=clock.unix(),
             listed_unix=(job.listing.listed_unix or listed_unix) if is_whole else 0.0,
             home=home if at_home else "",
-            access=access,
+            access=job.listing.access,
         )
         placed = {piece.id: placer.holders(piece.id, piece.bytes) for piece in work.pieces.values()}
         if part is not None:
@@ -349,21 +343,24 @@ class _Work:
                 todo.append(number)
         return todo
 
-    def spread(self, numbers: list[int], spread: DistributedPack, members: Sequence[Member]) -> list[int]:
+    def _made(self, number: int, piece: Piece, holders: Sequence[NodeName]) -> None:
+        self.line.placer.saw(piece.id, piece.bytes, holders)
+        self.line.stage.note(number, piece)
+        self._settle(number, piece)
+
+    def spread(
+        self, numbers: list[int], task: cache_pb2.PackTask, token: str, clock: Clock, members: Sequence[Member]
+    ) -> list[int]:
         """Have members pack these shards; return the numbers of those that are left to do here."""
-        with spread.among(members, numbers, self._asked) as events:
-            for event in events:
-                if isinstance(event, ReadProgress):
-                    self.tally.was_read(event.files, event.bytes)
-                elif isinstance(event, ShardMade):
-                    self.line.placer.saw(event.piece.id, event.piece.bytes, event.holders)
-                    self.line.stage.note(event.number, event.piece)
-                    self._settle(event.number, event.piece)
-                elif isinstance(event, MemberGone):
-                    self.line.placer.silent(event.member, event.problem)
-                else:
-                    # Whether the file is at fault or that node's way to it, this process finds out.
-                    self.build([event.number])
+        DistributedPack(
+            task,
+            token,
+            clock,
+            was_read=self.tally.was_read,
+            made=self._made,
+            refused=lambda number: self.build([number]),  # the file's fault or that node's: found out here
+            gone=self.line.placer.silent,
+        ).run(members, numbers, self._asked)
         self._complete([number for number in numbers if number in self.pieces])
         return [number for number in numbers if number not in self.pieces]
 

@@ -22,16 +22,14 @@ from deeplink.cache.errors import (
     SampleForbiddenError,
     SampleUnavailableError,
 )
-from deeplink.cache.format.access import SourceAccess
-from deeplink.cache.read.agents_asked import agents_asked
+from deeplink.cache.membership import agents_asked
 from deeplink.cache.read.batch import Arenas, Batch
-from deeplink.cache.read.fallback import Fallback
+from deeplink.cache.read.fallback import Fallback, RawComparison
 from deeplink.cache.read.local import LocalReader
-from deeplink.cache.read.step_aside import RawComparison
 from deeplink.cache.replicate.budget import keep_to_budget
 from deeplink.cache.replicate.fetching import Healer, WantedShard
-from deeplink.cache.source.cap import SourceCap, TokenBucket
-from deeplink.cache.source.opening import holds_many
+from deeplink.cache.source.opening import SourceCap, TokenBucket, holds_many
+from deeplink.cache.source.source import SourceAccess
 from deeplink.cache.store.index_copies import IndexCopies
 from deeplink.cache.store.store import Store
 from deeplink.cache.transfer.fleet import BatchOutcome, MemberPool

@@ -1,4 +1,4 @@
-"""Bytes on disk: blocks, shards, the index and its parts.
+"""Bytes on disk: blocks, the index and its parts.
 
-Other packages import: `access`, `block`, `index`, `index_format`, `names`, `shard`.
+Other packages import: `block`, `index`, `index_format`, `names`.
 """

@@ -12,8 +12,10 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 import tempfile
-from contextlib import contextmanager
+import zipfile
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,24 +28,23 @@ from deeplink.cache.catalog import PARTS, PackRecord
 from deeplink.cache.errors import CatalogError, HomeError, IndexFormatError, SourceError
 from deeplink.cache.format.index import Index
 from deeplink.cache.format.index_format import IndexContent, write_index
-from deeplink.cache.pack.home_access import readmit
+from deeplink.cache.format.names import Names
 from deeplink.cache.pack.plan import kept_marks, marks_of, write_marks
-from deeplink.cache.pack.shared_listing import PREFIX as LISTING
-from deeplink.cache.pack.shared_listing import shared_listing
-from deeplink.cache.source.home import open_home
+from deeplink.cache.source.home import open_home, readmit
+from deeplink.cache.source.source import Listing
 from deeplink.core.codec import from_row
+from deeplink.core.descriptors import opened, try_lock
 from deeplink.core.publish import DRAFT_PREFIX, published_file, write_text
 from deeplink.core.text import listed
 from deeplink.core.types import NodeName, ShardId, Version
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from deeplink.cache.catalog import Catalog
     from deeplink.cache.pack.building import Piece
     from deeplink.cache.pack.plan import PackJob
     from deeplink.cache.source.selection import Selection
-    from deeplink.cache.source.source import Listing, Source
     from deeplink.core.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -93,22 +94,13 @@ class PartRecord:
     listing: str = ""  # key of the listing that it was made from; empty: its own
 
 
-def listed_once(
-    catalog: Catalog, name: str, key: str, *, origin: Source, wanted: Selection, clock: Clock
-) -> Listing:
-    """Return what is in a source; where there is a key, as the first part with it found it."""
-    if not key:
-        return origin.listing(wanted)
-    return shared_listing(catalog.root / name / PARTS, key, lambda: origin.listing(wanted), clock)
-
-
 @contextmanager
 def removed_if_outdated(catalog: Catalog, name: str, key: str) -> Iterator[None]:
     """Remove the listing of this key where a source is not as it says: a task that is requeued lists again."""
     try:
         yield
     except SourceError as problem:
-        if key and not problem.may_pass:
+        if not problem.may_pass:
             _remove_listings(catalog.root / name / PARTS, {key}, "npz")
         raise
 
@@ -326,3 +318,83 @@ def _join_marks(indexes: Sequence[Index], path: Path, work: Path) -> None:
         row += len(index)
     with published_file(marks_of(path), durable=False) as draft:
         write_marks(draft, marks)
+
+
+LISTING = "listing-"
+_LOOK_S = 1.0
+_WAIT_S = 3600.0
+"""Whoever waited so long for another task's listing lists the source itself."""
+_OTHERS = 0o022
+_LISTED = {"keys", "sizes", "marks"}
+
+
+def shared_listing(
+    catalog: Catalog, name: str, key: str, list_source: Callable[[], Listing], clock: Clock
+) -> Listing:
+    """Return the listing that the parts of an array share, made by `list_source` unless another has made it.
+
+    While another one makes it, this one waits. Where that ends without one, and where the storage has no locks,
+    each lists for itself.
+    """
+    folder = catalog.root / name / PARTS
+    path = folder / f"{LISTING}{key}.npz"
+    with ExitStack() as held:
+        is_first = False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context(opened(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW))
+            is_first = try_lock(lock)
+            if not is_first:
+                _wait(lock, path, clock)
+                held.close()
+        except OSError as problem:
+            log.info("the listing is not shared with other parts: %s", problem)
+        if (found := _read(path)) is not None:
+            return found
+        began = clock.unix()
+        listing = dataclasses.replace(list_source(), listed_unix=began)
+        if is_first:
+            _publish(path, listing)
+        return listing
+
+
+def _wait(lock: int, path: Path, clock: Clock) -> None:
+    """Return once the listing is there, or nobody makes it, or too long has passed."""
+    until = clock.monotonic() + _WAIT_S
+    while not path.exists() and clock.monotonic() < until and not try_lock(lock):
+        clock.sleep(_LOOK_S)
+
+
+def _publish(path: Path, listing: Listing) -> None:
+    facts = {name.name: getattr(listing, name.name) for name in dataclasses.fields(Listing)}
+    columns = {name: facts.pop(name) for name in _LISTED}
+    keys: Names = columns.pop("keys")
+    columns |= {
+        "text": np.frombuffer(keys.joined(), np.uint8),
+        "offsets": keys.offsets - keys.offsets[0],
+        "facts": np.frombuffer(json.dumps(facts).encode(), np.uint8),
+    }
+    try:
+        with published_file(path, mode=0o600, durable=False) as draft, draft.open("wb") as file:
+            np.savez(file, **columns)
+    except OSError as problem:
+        log.info("the listing is not shared with other parts: %s", problem)
+
+
+def _read(path: Path) -> Listing | None:
+    """Return the listing that a process of this user left; None where there is none, or not a whole one."""
+    try:
+        with opened(path, os.O_RDONLY | os.O_NOFOLLOW) as descriptor:
+            facts = os.fstat(descriptor)
+            if facts.st_uid != os.geteuid() or facts.st_mode & _OTHERS:
+                log.info("%s is another user's and not used", path)
+                return None
+            with os.fdopen(os.dup(descriptor), "rb") as file, np.load(file, allow_pickle=False) as found:
+                keys = Names(memoryview(found["text"].data), found["offsets"])
+                said = json.loads(found["facts"].tobytes())
+                return Listing(keys=keys, sizes=found["sizes"], marks=found["marks"], **said)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as problem:
+        log.warning("%s is not used: %s", path, problem)
+        return None

@@ -18,7 +18,7 @@ import numpy as np
 
 from deeplink.cache.errors import ShardCorruptError
 from deeplink.cache.format import block
-from deeplink.rpc.plain.scattered import IOV_MAX, PAIR, pairs
+from deeplink.rpc.plain.outgoing import IOV_MAX, PAIR, pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

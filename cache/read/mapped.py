@@ -220,6 +220,7 @@ class OpenShards:
         self._used: dict[int, float] = {}
         self._pin: Pin | None = None
         self._leader = ""
+        self._is_refused = False
 
     def get(self, number: int) -> ShardFile | None:
         """Return the open file of a shard; None where it is not here."""
@@ -273,6 +274,11 @@ class OpenShards:
         try:
             file = ShardFile(self._store.path(entry.id), entry.id, mapped=verified, expected=entry.bytes)
         except FileNotFoundError:
+            return None
+        except PermissionError as problem:  # another user's store: that is no damage
+            if not self._is_refused:
+                self._is_refused = True
+                log.warning("what lies in %s is not this user's to read: %s", self._store.root, problem)
             return None
         starts = self._index.block_offsets(number)
         # The offsets are the packer's; a file of the same content could in principle be laid out otherwise.

@@ -14,7 +14,7 @@ from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import StoreFullError
 from deeplink.cache.membership import node_name
 from deeplink.cache.replicate.shard_recovery import KnownShards, ReplicaLookup
-from deeplink.cache.source.cap import source_cap
+from deeplink.cache.source.opening import source_cap
 from deeplink.cache.store.index_copies import copied_bytes
 from deeplink.cache.store.pins import Demand, demand, read_pins
 from deeplink.core import metrics

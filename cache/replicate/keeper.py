@@ -13,14 +13,14 @@ from deeplink.cache import membership
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import StoreError
 from deeplink.cache.membership import RendezvousOrder, Tier, configured_members, weight_of
-from deeplink.cache.pack.packing_service import PackingServicer
+from deeplink.cache.pack.distributed_pack import PackingServicer
 from deeplink.cache.replicate.budget import StoreBudget
 from deeplink.cache.replicate.fetching import Fetcher, WantedShard
 from deeplink.cache.replicate.fill import Filler, FillServicer
 from deeplink.cache.replicate.readers import ShardReaders
 from deeplink.cache.replicate.shard_recovery import KnownShards, ReplicaLookup
 from deeplink.cache.serve.server import CacheServicer, local_listener, plain_clients, register
-from deeplink.cache.source.cap import SourceCap, TokenBucket
+from deeplink.cache.source.opening import SourceCap, TokenBucket
 from deeplink.cache.store.identity import StoreNotes
 from deeplink.cache.store.index_copies import IndexCopies
 from deeplink.cache.store.pins import read_pins

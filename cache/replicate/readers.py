@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from deeplink.cache.errors import HomeError, ShardCorruptError
 from deeplink.cache.format import block
-from deeplink.cache.format.access import SourceAccess
+from deeplink.cache.source.source import SourceAccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.cache import membership
 from deeplink.cache.errors import MemberError
-from deeplink.cache.pack.rebuild_shard import is_unchanged
-from deeplink.cache.replicate.fetching import WantedShard
+from deeplink.cache.replicate.fetching import WantedShard, is_unchanged
 from deeplink.cache.source.home import FolderHome, open_home
 from deeplink.cache.source.opening import open_source
 from deeplink.cache.transfer.frames import call_member
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from deeplink.cache.catalog import Catalog
     from deeplink.cache.format.index import Index
-    from deeplink.cache.source.cap import SourceCap
+    from deeplink.cache.source.opening import SourceCap
     from deeplink.core.clock import Clock
     from deeplink.core.types import Member, NodeName, Version
     from deeplink.rpc.tokens import RunTokens

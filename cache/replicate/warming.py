@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from deeplink.cache.format.index import Index
     from deeplink.cache.replicate.residency import VersionResidency
-    from deeplink.cache.source.cap import SourceCap
+    from deeplink.cache.source.opening import SourceCap
     from deeplink.core.clock import Clock
     from deeplink.core.config import Config
     from deeplink.core.types import Member

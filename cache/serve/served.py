@@ -20,7 +20,7 @@ from deeplink.cache.store.store import is_doubtful
 from deeplink.cache.transfer import frames
 from deeplink.core import metrics
 from deeplink.rpc.plain import CallRefusedError, Status
-from deeplink.rpc.plain.scattered import Scattered
+from deeplink.rpc.plain.outgoing import Scattered
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:

@@ -23,12 +23,11 @@ from deeplink.cache.transfer.client import CHUNK_BYTES
 from deeplink.core import metrics
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.types import ShardId
-from deeplink.rpc.channel import PlainClients, connections_allowed
+from deeplink.rpc.channel import PlainClients, PlainContext, WholeReply, connections_allowed
 from deeplink.rpc.plain import CallRefusedError, Status
 from deeplink.rpc.plain.framing import NO_SECRET
 from deeplink.rpc.plain.local_socket import LocalListener
 from deeplink.rpc.plain.serving import PlainServer, PlainTerms, ServerLimits
-from deeplink.rpc.plain_methods import PlainContext, WholeReply
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from deeplink.cache.serve.served import Body
     from deeplink.cache.store.store import Store
     from deeplink.core.types import NodeName
-    from deeplink.rpc.plain.scattered import Scattered
+    from deeplink.rpc.plain.outgoing import Scattered
     from deeplink.rpc.tokens import RunTokens
 
 log = logging.getLogger(__name__)

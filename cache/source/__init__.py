@@ -1,4 +1,4 @@
 """Where small files come from: folders, fsspec URLs, packed homes, and how much may be asked of them.
 
-Other packages import: `cap`, `home`, `opening`, `selection`, `source`, `spool`, `tables`.
+Other packages import: `home`, `opening`, `selection`, `source`, `spool`, `tables`.
 """

@@ -10,10 +10,12 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,16 +23,18 @@ from typing_extensions import override
 
 from deeplink.cache.errors import HomeError, ShardCorruptError
 from deeplink.cache.format import block
-from deeplink.cache.format.access import SourceAccess
 from deeplink.cache.format.block import checked_shard_id
+from deeplink.cache.source.source import SourceAccess
 from deeplink.core.descriptors import opened
+from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import DRAFT_PREFIX, published_file
-from deeplink.core.types import ShardId
+from deeplink.core.types import ShardId, Version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from deeplink.core.types import Version
+    from deeplink.cache.catalog import Catalog
+    from deeplink.cache.format.index import Index
 
     Others = Callable[[int, ShardId], list[SourceAccess]]
 
@@ -390,3 +394,49 @@ class RemoteHome(PackedHome):
         with self._errors():
             part: bytes = self._fs.cat_file(f"{self._root}/{name}", start=start, end=start + length)
             return part
+
+
+def readmit(home: PackedHome, catalog: Catalog, name: str, shards: Collection[ShardId]) -> None:
+    """Let shards at home be read as the source of dataset `name` is, whoever put them there."""
+    if stay := home.readmit(list(shards), _OtherDatasets(catalog, name, shards)):
+        said = "%d shards at home %s, of another user, are readable by others than the source is"
+        log.warning(said, len(stay), home.url)
+
+
+class _OtherDatasets:
+    """The access of datasets that have some shards, too, by their publisher; looked for when it is needed."""
+
+    def __init__(self, catalog: Catalog, but: str, shards: Collection[ShardId]) -> None:
+        self._catalog, self._but, self._shards = catalog, but, shards
+        self._lock = threading.Lock()
+
+    def __call__(self, publisher: int, shard: ShardId) -> list[SourceAccess]:
+        with self._lock:
+            return self._found.get((publisher, shard), [])
+
+    @cached_property
+    def _found(self) -> dict[tuple[int, ShardId], list[SourceAccess]]:
+        found: dict[tuple[int, ShardId], list[SourceAccess]] = {}
+        for index, access in self._indexes():
+            with suppress(DeepLinkError, OSError):
+                publisher = index.path.stat().st_uid
+                for shard in {entry.id for entry in index.shards}.intersection(self._shards):
+                    found.setdefault((publisher, shard), []).append(access)
+        return found
+
+    def _indexes(self) -> Iterator[tuple[Index, SourceAccess]]:
+        """Yield the indexes of the other datasets, with the access of their newest; a part's is its own."""
+        from deeplink.cache.format.index import Index  # noqa: PLC0415 - pyarrow: no agent needs it to start
+
+        catalog, but = self._catalog, self._but  # who packs a dataset again says who may read it
+        # What is damaged, removed meanwhile, or says nothing, opens nothing. Parts first: a merge hides none.
+        for path in [path for path in catalog.unmerged() if path.parents[1].name != but]:
+            with suppress(DeepLinkError, OSError, ValueError):
+                index = Index(path, Version(""))
+                yield index, SourceAccess.parse(index.access)
+        for name in [name for name in catalog.names() if name != but]:
+            with suppress(DeepLinkError, OSError, ValueError):
+                access = SourceAccess.parse(catalog.open(name).access)
+                for version in catalog.versions(name):
+                    with suppress(DeepLinkError):
+                        yield catalog.open(name, version), access

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from deeplink.cache.errors import SourceError
-from deeplink.cache.format.access import SourceAccess
 from deeplink.cache.format.names import NameCollector
 from deeplink.cache.source.selection import Picker, Selection
-from deeplink.cache.source.source import EVERYTHING, Entry, Listing, Source, check_size, walk
+from deeplink.cache.source.source import EVERYTHING, Entry, Listing, Source, SourceAccess, check_size, walk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,7 +151,9 @@ class LocalSource(Source):
     def _check_link(self, key: str, path: Path, wanted: Selection) -> None:
         target = path.resolve()
         if wanted.follow_links:
-            if path.parent.resolve().is_relative_to(target):
+            # Or in a folder on the way here, which a link led to: two that link to each other have no end.
+            way = [self._prefix + key[:at] for at, letter in enumerate(key) if letter == "/"]
+            if path.parent.resolve().is_relative_to(target) or any(map(target.samefile, way)):
                 raise SourceError.bad_key(key, f"it is a link to {target}, which it lies in")
             return
         if not target.is_relative_to(self._root.resolve()):

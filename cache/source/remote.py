@@ -87,7 +87,7 @@ class RemoteSource(Source):
         self.url = url.rstrip("/")
         try:
             self._fs, root = fsspec.core.url_to_fs(url)
-        except (ValueError, ImportError, OSError) as problem:
+        except Exception as problem:  # of any kind: that of an archive has been opened already
             # A driver that looked for a library in forty places names them all, a line each.
             raise SourceError(url, str(problem).partition("\n")[0], _remedy(problem)) from problem
         self._root = str(root).rstrip("/")

@@ -113,7 +113,14 @@ class Picker:
 
     def takes_below(self, key: str) -> bool:
         """Tell whether to take a file of a source that has no folders to enter: those above it count too."""
-        return all(map(self.enters, _folders(key))) and self.takes(key)
+        if not (all(map(self.enters, _folders(key))) and self.takes(key)):
+            return False
+        try:
+            checked_key(key)  # such a source may hold any names: `../x`, `a//b`
+        except SourceError as problem:
+            self.refuse(key, problem)
+            return False
+        return True
 
     def refuse(self, key: str, problem: SourceError) -> None:
         """Note that a file, or a folder with all below it, cannot be packed."""

@@ -40,6 +40,11 @@ _HELD_BYTES = 128 << 20
 _KEY_BYTES = 200
 """Of memory, the key of a row, about."""
 _DIGITS = 8
+_CAST = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary_view)
+"""Kinds of columns whose values are bytes once they are cast."""
+_TAKEN_FROM = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+"""Of dictionaries of views no values can be taken."""
+_AGAIN = "Fetch or write it again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class TableContainer(ContainerFile):
         try:
             self._groups = _ParquetGroups(file) if name.endswith(".parquet") else _arrow_groups(file)
         except (pa.ArrowException, OSError) as problem:
-            raise SourceError(files.url, f"{name!r} cannot be read: {problem}", key=name) from problem
+            raise SourceError(files.url, f"{name!r} cannot be read: {problem}", _AGAIN, key=name) from problem
         there = self._groups.schema.names
         self._columns = wanted.columns or tuple(column for column in there if column != wanted.key)
         for column in (*self._columns, *filter(None, [wanted.key])):
@@ -106,9 +111,11 @@ class TableContainer(ContainerFile):
     def _keys(self, group: int) -> list[str]:
         if not self._key:
             return [f"{row:0{_DIGITS}d}" for row in range(self._starts[group], self._starts[group + 1])]
-        column = self._groups.read(group, [self._key]).column(0)
+        column = self._read(group, [self._key]).column(0)
         if column.null_count:
-            raise SourceError(self._url, f"column {self._key!r} has rows without a key", key=self._name)
+            raise SourceError(
+                self._url, f"column {self._key!r} has rows without a key", "Take another column.", key=self._name
+            )
         return [str(key) for key in column.to_pylist()]
 
     @property
@@ -149,14 +156,23 @@ class TableContainer(ContainerFile):
             raise KeyError(name)
         return value
 
+    def _read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        try:
+            table = self._groups.read(group, columns)
+            for number, column in enumerate(table.columns):
+                if pa.types.is_dictionary(column.type):
+                    kind = _TAKEN_FROM.get(column.type.value_type, column.type.value_type)
+                    values = [chunk.dictionary.cast(kind).take(chunk.indices) for chunk in column.chunks]
+                    table = table.set_column(number, table.field(number).name, pa.chunked_array(values, kind))
+        except (pa.ArrowException, OSError) as problem:
+            raise SourceError(self._url, f"cannot be read: {problem}", _AGAIN, key=self._name) from problem
+        return table
+
     def _values(self, group: int) -> dict[str, list[bytes | None]]:
         """Return a group's values by column, decoded; those of the last groups are kept."""
         if group not in self._decoded:
-            try:
-                table = self._groups.read(group, self._columns)
-                found = {column: self._as_bytes(column, table.column(column)) for column in self._columns}
-            except pa.ArrowException as problem:
-                raise SourceError(self._url, f"cannot be read: {problem}", key=self._name) from problem
+            table = self._read(group, self._columns)
+            found = {column: self._as_bytes(column, table.column(column)) for column in self._columns}
             self._decoded[group] = found
             self._decoded_bytes[group] = sum(len(value or b"") for values in found.values() for value in values)
             while len(self._decoded) > 1 and sum(self._decoded_bytes.values()) > _HELD_BYTES:
@@ -177,7 +193,7 @@ class TableContainer(ContainerFile):
                     key=self._name,
                 )
             column, kind = held, held.type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if any(is_kind(kind) for is_kind in _CAST):
             column, kind = column.cast(pa.large_binary()), pa.large_binary()
         values: list[Any] = column.to_pylist()
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):

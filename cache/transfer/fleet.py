@@ -19,10 +19,10 @@ import numpy as np
 from deeplink.cache import membership
 from deeplink.cache.errors import MemberBusyError, MemberError, MemberSilentError
 from deeplink.cache.format import block
+from deeplink.cache.membership import Breaker, LatencyTracker
 from deeplink.cache.read.batch import by_shard
 from deeplink.cache.transfer import frames
 from deeplink.cache.transfer.frames import BatchReply, Places
-from deeplink.cache.transfer.hedging import Breaker, LatencyTracker
 from deeplink.v1 import cache_pb2
 
 if TYPE_CHECKING:

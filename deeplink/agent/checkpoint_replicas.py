@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import grpc
 from typing_extensions import override
 
-from deeplink.cache.source.cap import TokenBucket
+from deeplink.cache.source.opening import TokenBucket
 from deeplink.checkpoints.agents import OWN, NotFetchedError, fetch_files, held_by
 from deeplink.checkpoints.claims import NO_CLAIM, Claim, claim_of, is_newer, wire_claim
 from deeplink.checkpoints.copies import Copies, NoRoomError

@@ -139,7 +139,7 @@ def _looked_at(index: Index, to: PackTarget) -> VersionResidency:
 
 def _warmed(index: Index, name: str, to: PackTarget, progress: Callable[[WarmProgress], None]) -> WarmResult:
     from deeplink.cache.replicate.warming import warm, warm_here
-    from deeplink.cache.source.cap import source_cap
+    from deeplink.cache.source.opening import source_cap
 
     clock = SystemClock()
     if to.members:

@@ -17,14 +17,14 @@ from deeplink.cache.errors import DatasetMissingError, HomeError, IndexFormatErr
 from deeplink.cache.format import block
 from deeplink.cache.membership import configured_members, members_token, node_name, other_members
 from deeplink.cache.pack.parts import unmerged
-from deeplink.cache.pack.rebuild_shard import rows_of
 from deeplink.cache.read.batch import Batch, Copying
 from deeplink.cache.read.mapped import ShardFile
 from deeplink.cache.replicate import residency
+from deeplink.cache.replicate.fetching import rows_of
 from deeplink.cache.replicate.fill import ask_to_evict, evict
 from deeplink.cache.replicate.shard_recovery import KnownShards, ReplicaLookup, stat_member
-from deeplink.cache.source.cap import source_cap
 from deeplink.cache.source.home import open_home
+from deeplink.cache.source.opening import source_cap
 from deeplink.cache.store.store import Store
 from deeplink.cache.transfer.fleet import MemberPool
 from deeplink.core.clock import SystemClock

@@ -44,30 +44,6 @@ def refused(bind: str, problem: OSError) -> ListenError:
     return ListenError(bind, problem.strerror or str(problem))
 
 
-def try_to_bind(bind: str) -> None:
-    """Bind a socket to `host:port` and close it: gRPC only logs why it cannot bind."""
-    host, _, port = bind.rpartition(":")
-    failed = None
-    bound = 0
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as problem:
-        raise refused(bind, problem) from problem
-    for family, kind, protocol, _, address in found:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
-                bound += 1
-        except OSError as problem:
-            failed = problem
-            if problem.errno == errno.EADDRINUSE:
-                break
-    # A name may have an address this machine does not (localhost without IPv6): the others are enough.
-    if failed is not None and (not bound or failed.errno == errno.EADDRINUSE):
-        raise refused(bind, failed) from failed
-
-
 def listening_socket(bind: str, backlog: int = 1024) -> socket.socket:
     """Return a socket that listens at `host:port`; it does not block."""
     host, _, port = bind.rpartition(":")
@@ -96,7 +72,7 @@ def free_again(bind: str, port: int, clock: Clock | None = None) -> str:
     deadline = clock.monotonic() + FREE_WAIT_S
     while True:
         try:
-            try_to_bind(f"{host}:{port}")
+            listening_socket(f"{host}:{port}").close()
         except ListenError:
             if clock.monotonic() >= deadline:
                 return f"{host}:0"

@@ -132,19 +132,6 @@ def token_file_of(secret_file: Path, attempt: Attempt) -> Path:
     return path
 
 
-def name_of(token: str) -> str:
-    """Return what may be said openly of a token: the attempt that it is of; empty where it is of none.
-
-    >>> name_of("7.0.2:x"), name_of("x:y")
-    ('7.0.2', '')
-    """
-    name = token.partition(":")[0]
-    try:
-        return str(Attempt.parse(name)) if name != token else ""
-    except AttemptFormatError:
-        return ""
-
-
 class RunTokens:
     """The tokens that an agent of a run accepts and shows. Thread-safe."""
 
@@ -223,5 +210,5 @@ def accepted(token: str | RunTokens) -> str | Callable[[str], bool]:
 
 
 def named(token: str | RunTokens) -> Callable[[str], str]:
-    """Return what finds the token that a peer named (`name_of`); empty where there is none."""
+    """Return what finds the token that a peer named (`plain.framing.name_of`); empty where there is none."""
     return (lambda _name: token) if isinstance(token, str) else token.named

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.cache.membership import Tier
-from deeplink.cache.pack.packing_service import PackingServicer
+from deeplink.cache.pack.distributed_pack import PackingServicer
 from deeplink.cache.serve.server import CacheServicer, plain_clients, register
 from deeplink.cache.store.store import Store
 from deeplink.core.config import Config

@@ -739,3 +739,23 @@ def test_a_shard_that_has_come_back_is_found_before_a_read_fails(
         local.read([0])
     store.add(shard, [data], len(data))
     assert read_all(local) == files
+
+
+def test_another_users_store_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(8):
+        (source / str(number)).write_bytes(bytes(4096))
+    config = dataclasses.replace(config_below(tmp_path), shard_bytes=8192, fill_on_miss=False)
+    pack(str(source), "it", config=config)
+
+    def shut(*_: object, **__: object) -> ShardFile:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("deeplink.cache.read.mapped.ShardFile", shut)
+    with Reader.open("it", config=config) as reader:
+        assert len(read_all(reader)) == 8
+        assert (reader.stats().source_samples, reader.stats().failures) == (8, 0)
+    assert [record.levelname for record in caplog.records if "Permission denied" in record.message] == ["WARNING"]

@@ -9,7 +9,7 @@ import pytest
 
 from deeplink.cache.reader import Reader
 from deeplink.rpc.plain import framing
-from deeplink.rpc.tokens import name_of
+from deeplink.rpc.plain.framing import name_of
 from tests.cache.agents import write_tree
 from tests.faults.model import InProcess
 from tests.faults.processes import Nodes

@@ -6,7 +6,7 @@ workers which do so too. So what runs in a rank is no user of grpcio but this: f
 port, after a mutual proof of the token, one call at a time on a connection, no threads, nothing to inherit but a
 socket.
 
-Other packages import: `framing`, `local_socket`, `scattered`, `serving`.
+Other packages import: `framing`, `local_socket`, `outgoing`, `serving`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 from deeplink.core.errors import DeepLinkError
-from deeplink.rpc.tokens import name_of
+from deeplink.core.types import Attempt, AttemptFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,6 +152,19 @@ class Head(NamedTuple):
     method: int
     size: int
     value: int
+
+
+def name_of(token: str) -> str:
+    """Return what may be said openly of a token: the attempt that it is of; empty where it is of none.
+
+    >>> name_of("7.0.2:x"), name_of("x:y")
+    ('7.0.2', '')
+    """
+    name = token.partition(":")[0]
+    try:
+        return str(Attempt.parse(name)) if name != token else ""
+    except AttemptFormatError:
+        return ""
 
 
 def hello(nonce: bytes, shown: Credentials) -> bytes:

@@ -86,7 +86,7 @@ class PlainTerms:
     """
 
     node: str  # the name of the agent's node, which it proves
-    find_token: Callable[[str], str]  # the token of a name (`tokens.name_of`); empty where there is none
+    find_token: Callable[[str], str]  # the token of a name (`framing.name_of`); empty where there is none
     is_valid: Callable[[str], bool]  # whether calls on a connection of this token are answered, asked for each
     methods: Mapping[str, Method]  # never wait, but for a disk
     # may wait; each is given what tells whether its caller still does, for it must not outlast it for long

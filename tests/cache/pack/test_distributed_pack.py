@@ -16,7 +16,7 @@ import pytest
 
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import DatasetMissingError, SourceError
-from deeplink.cache.pack import packing_service
+from deeplink.cache.pack import distributed_pack
 from deeplink.cache.packer import PackProgress, PackResult, pack
 from deeplink.cache.reader import Reader
 from deeplink.cache.source.home import open_home
@@ -99,7 +99,7 @@ def test_members_that_do_not_reach_the_source_leave_it_to_the_packer(
     other = shutil.copytree(source, source.parent / "other", copy_function=shutil.copyfile)
     for name in files:
         os.utime(other / name, ns=(1, 1))
-    monkeypatch.setattr(packing_service, "open_source", lambda _: open_source(str(other)))
+    monkeypatch.setattr(distributed_pack, "open_source", lambda _: open_source(str(other)))
     result = spread(source, agents, agents.config())
     assert contents(agents.config()) == files
     assert result.short == 0
@@ -204,7 +204,7 @@ def test_what_a_member_had_not_finished_when_it_died_others_make(
 def test_with_no_member_left_the_packer_does_it_alone(
     source: Path, agents: Agents, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing_service, "open_source", lambda _: open_source(str(source / "nothing")))
+    monkeypatch.setattr(distributed_pack, "open_source", lambda _: open_source(str(source / "nothing")))
     result = spread(source, agents, agents.config())
     assert (result.read_files, result.short) == (len(files), 0)
     assert contents(agents.config()) == files

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.pack.rebuild_shard import is_unchanged, rebuild_shard
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
+from deeplink.cache.replicate.fetching import is_unchanged, rebuild_shard
 from deeplink.cache.source.opening import open_source
 from deeplink.core.clock import SystemClock
 from deeplink.core.config import Config

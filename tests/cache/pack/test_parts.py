@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.cache.catalog import Catalog
+from deeplink.cache.catalog import PARTS, Catalog
 from deeplink.cache.errors import CatalogError, IndexFormatError, SourceChangedError, SourceError
-from deeplink.cache.pack.parts import Part, merge_parts
+from deeplink.cache.pack.parts import Part, _read, merge_parts, shared_listing
 from deeplink.cache.pack.plan import marks_of
-from deeplink.cache.pack.shared_listing import _read, shared_listing
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
 from deeplink.cache.source.local_source import LocalSource
@@ -196,6 +195,7 @@ def test_a_listing_that_may_not_be_trusted_is_made_again(source: Path, config: C
 
 
 def test_who_lists_is_waited_for_and_one_that_ends_without_a_listing_is_not(source: Path, tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
     origin, begun, go_on = LocalSource(str(source)), threading.Event(), threading.Event()
     found: list[Listing] = []
 
@@ -207,10 +207,10 @@ def test_who_lists_is_waited_for_and_one_that_ends_without_a_listing_is_not(sour
     def never() -> Listing:
         raise AssertionError("two listed")
 
-    first = threading.Thread(target=lambda: found.append(shared_listing(tmp_path, "k", slowly, SystemClock())))
+    first = threading.Thread(target=lambda: found.append(shared_listing(catalog, "d", "k", slowly, SystemClock())))
     first.start()
     assert begun.wait(LIMIT_S)
-    second = threading.Thread(target=lambda: found.append(shared_listing(tmp_path, "k", never, SystemClock())))
+    second = threading.Thread(target=lambda: found.append(shared_listing(catalog, "d", "k", never, SystemClock())))
     second.start()
     go_on.set()
     first.join(LIMIT_S)
@@ -221,11 +221,11 @@ def test_who_lists_is_waited_for_and_one_that_ends_without_a_listing_is_not(sour
         raise SourceError("x", "it cannot be listed")
 
     with pytest.raises(SourceError):
-        shared_listing(tmp_path, "other", fails, SystemClock())
-    assert len(shared_listing(tmp_path, "other", origin.listing, SystemClock())) == len(found[0])
-    lock = os.open(tmp_path / "listing-held.lock", os.O_RDWR | os.O_CREAT)
+        shared_listing(catalog, "d", "other", fails, SystemClock())
+    assert len(shared_listing(catalog, "d", "other", origin.listing, SystemClock())) == len(found[0])
+    lock = os.open(tmp_path / "d" / PARTS / "listing-held.lock", os.O_RDWR | os.O_CREAT)
     assert try_lock(lock)
     try:  # whoever holds it takes too long
-        assert len(shared_listing(tmp_path, "held", origin.listing, ManualClock())) == len(found[0])
+        assert len(shared_listing(catalog, "d", "held", origin.listing, ManualClock())) == len(found[0])
     finally:
         os.close(lock)

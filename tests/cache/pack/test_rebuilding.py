@@ -9,8 +9,8 @@ import pytest
 
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.pack.plan import kept_marks, marks_of
-from deeplink.cache.pack.rebuild_shard import is_unchanged
 from deeplink.cache.packer import PackProgress, pack
+from deeplink.cache.replicate.fetching import is_unchanged
 from deeplink.cache.source.opening import open_source
 from tests.cache.agents import write_tree
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deeplink.cache.read.agents_asked import agents_asked
+from deeplink.cache.membership import agents_asked
 from deeplink.rpc.tokens import RunTokens, new_token, write_token
 from tests.cache.agents import config_below
 from tests.cache.keepers import Keepers

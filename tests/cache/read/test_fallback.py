@@ -11,7 +11,7 @@ from deeplink.cache.packer import pack
 from deeplink.cache.read.batch import Batch
 from deeplink.cache.read.fallback import Fallback
 from deeplink.cache.reader import Reader
-from deeplink.cache.source.cap import SourceCap, TokenBucket
+from deeplink.cache.source.opening import SourceCap, TokenBucket
 from deeplink.cache.store.store import Store
 from deeplink.core.clock import SystemClock
 

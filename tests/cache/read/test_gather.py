@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.cache.read import batch
-from deeplink.rpc.plain.scattered import IOV_MAX
+from deeplink.rpc.plain.outgoing import IOV_MAX
 
 if TYPE_CHECKING:
     from pathlib import Path

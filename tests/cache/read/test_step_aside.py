@@ -10,8 +10,8 @@ import pytest
 
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.packer import pack
+from deeplink.cache.read.fallback import RawComparison
 from deeplink.cache.read.local import LocalReader
-from deeplink.cache.read.step_aside import RawComparison
 from deeplink.cache.reader import Reader
 from deeplink.cache.source.opening import holds_many
 from deeplink.core.clock import ManualClock

@@ -18,7 +18,7 @@ from deeplink.cache.membership import Tier
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
 from deeplink.cache.replicate.fetching import Fetched, Fetcher, FetchOutcome, Healer, WantedShard
-from deeplink.cache.source.cap import SourceCap, TokenBucket
+from deeplink.cache.source.opening import SourceCap, TokenBucket
 from deeplink.cache.store.pins import demand, read_pins
 from deeplink.cache.store.store import Store
 from deeplink.core.clock import SystemClock

@@ -12,9 +12,9 @@ import pytest
 from deeplink.cache import membership
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import MemberError
-from deeplink.cache.pack.rebuild_shard import rows_of
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
+from deeplink.cache.replicate.fetching import rows_of
 from deeplink.cache.replicate.fill import ask_to_evict, fill
 from deeplink.cache.replicate.keeper import DAY_S
 from deeplink.cache.replicate.warming import warm

@@ -12,7 +12,7 @@ from deeplink.cache.errors import StoreFullError
 from deeplink.cache.packer import pack
 from deeplink.cache.reader import Reader
 from deeplink.cache.replicate.warming import WarmResult, warm_here
-from deeplink.cache.source.cap import SourceCap, TokenBucket
+from deeplink.cache.source.opening import SourceCap, TokenBucket
 from deeplink.cache.store.store import Store
 from deeplink.core.clock import SystemClock
 from tests.cache.agents import small_files, write_tree

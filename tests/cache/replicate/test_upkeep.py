@@ -13,7 +13,7 @@ from deeplink.cache.replicate.keeper import Upkeep, UpkeepIntervals
 from deeplink.cache.store.store import Store
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Member, NodeName, ShardId
-from tests.cache.format.test_shard import PAYLOADS, write
+from tests.cache.pack.test_shard import PAYLOADS, write
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from deeplink.cache.transfer.frames import Places, PlainTransport
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import NodeName
 from deeplink.rpc.plain import CallRefusedError
-from tests.cache.format.test_shard import PAYLOADS, write
+from tests.cache.pack.test_shard import PAYLOADS, write
 
 if TYPE_CHECKING:
     from pathlib import Path

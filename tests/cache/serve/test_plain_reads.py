@@ -24,14 +24,14 @@ from deeplink.core.types import Member, NodeName, ShardId, format_members
 from deeplink.rpc.channel import bound_server, open_channel
 from deeplink.rpc.plain.serving import ServerLimits
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
-from tests.cache.format.test_shard import PAYLOADS, write
+from tests.cache.pack.test_shard import PAYLOADS, write
 from tests.cache.test_reader import read_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from deeplink.cache.format.shard import SealedShard
+    from deeplink.cache.pack.building import SealedShard
     from deeplink.core.config import Config
     from tests.cache.agents import Agents
 

@@ -13,7 +13,7 @@ from deeplink.cache.store.store import Store
 from deeplink.cache.transfer import frames
 from deeplink.core.clock import ManualClock
 from deeplink.core.types import NodeName
-from tests.cache.format.test_shard import PAYLOADS, write
+from tests.cache.pack.test_shard import PAYLOADS, write
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,7 +24,7 @@ from deeplink.core.types import Member, NodeName, ShardId
 from deeplink.rpc import channel as wire
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
 from tests.cache.agents import Agents
-from tests.cache.format.test_shard import PAYLOADS, write
+from tests.cache.pack.test_shard import PAYLOADS, write
 from tests.deeplink.checkpoints.faults import refusing
 from tests.waiting import LIMIT_S
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from deeplink.cache.format.shard import SealedShard
+    from deeplink.cache.pack.building import SealedShard
 
 MOST = 2**32 - 1
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deeplink.cache.source.cap import SourceCap, TokenBucket
-from deeplink.cache.source.opening import open_source
+from deeplink.cache.source.opening import SourceCap, TokenBucket, open_source
 from deeplink.core.clock import ManualClock
 from tests.cache.agents import make_tar
 

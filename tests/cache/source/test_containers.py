@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import random
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pyarrow as pa
@@ -20,6 +21,9 @@ from deeplink.cache.source.opening import open_source
 from deeplink.cache.source.selection import Selection
 from deeplink.cache.source.tables import TableColumns
 from tests.cache.agents import make_tar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Files = dict[str, bytes]
 
@@ -112,6 +116,35 @@ def test_a_tar_that_is_none_or_is_compressed_is_said(tmp_path: Path, tars: Files
         open_source(f"{tmp_path}/tars/x-000.tar.gz")
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (lambda whole: whole[:5000], "cut short: it ends at 5,000 bytes"),
+        (gzip.compress, "compressed"),
+        (lambda _: b"", "is empty"),
+        (lambda _: b"no tar" * 100, "is no tar"),
+    ],
+)
+def test_what_is_wrong_with_a_tar_is_said(tmp_path: Path, written: Callable[[bytes], bytes], said: str) -> None:
+    path = make_tar(tmp_path / "a.tar", {"long": bytes(9000)})
+    path.write_bytes(written(path.read_bytes()))
+    with pytest.raises(SourceError, match=said):
+        open_source(str(path)).listing()
+
+
+def test_a_pattern_that_takes_no_file_is_said(tmp_path: Path, tars: Files) -> None:
+    with pytest.raises(SourceError, match=r"no file below it is called y-\*\.tar"):
+        open_source(f"{tmp_path}/tars/y-*.tar").listing()
+
+
+@pytest.mark.parametrize("name", ["../up", "/root", "a//b", "./a/./b", "x" * 300])
+def test_a_name_in_a_tar_that_can_be_no_path_is_bad(tmp_path: Path, name: str) -> None:
+    path = make_tar(tmp_path / "a.tar", {name: b"1", "good": b"2"})
+    with pytest.raises(SourceError, match="part of the path"):
+        open_source(str(path)).listing()
+    assert list(open_source(str(path)).listing(Selection(skip_bad=True)).keys) == ["a/good"]
+
+
 def test_a_tar_written_again_is_looked_through_again(tmp_path: Path) -> None:
     path = make_tar(tmp_path / "a.tar", {"one": b"1", "two": b"22"})
     origin = open_source(str(path))
@@ -157,8 +190,8 @@ def parts(table: list[dict[str, Any]], columns: list[str], key: str = "") -> Fil
     return found
 
 
-def write_table(path: Path, table: list[dict[str, Any]]) -> Path:
-    data = pa.Table.from_pylist(table)
+def write_table(path: Path, table: list[dict[str, Any]] | pa.Table) -> Path:
+    data = table if isinstance(table, pa.Table) else pa.Table.from_pylist(table)
     if path.suffix == ".parquet":
         pq.write_table(data, path, row_group_size=7)
         return path
@@ -200,6 +233,44 @@ def test_what_is_wrong_with_a_table_is_said(tmp_path: Path) -> None:
     paths = [{"image": {"bytes": None, "path": "/somewhere.jpg"}}]
     with pytest.raises(SourceError, match="paths of files, not their bytes"):
         open_source(str(write_table(tmp_path / "paths.parquet", paths))).listing()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".feather"])
+def test_bytes_and_text_are_packed_as_they_are_however_a_table_holds_them(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    texts, data = pa.array(["é", None, "é"]), pa.array([b"\xff", b"", None])
+    columns = {
+        "text": texts.dictionary_encode(),
+        "data": data.dictionary_encode(),
+        "text_view": texts.cast(pa.string_view()),
+        "data_view": data.cast(pa.binary_view()),
+    }
+    text = {0: "é".encode(), 2: "é".encode()}
+    expected = {
+        "text": text,
+        "text_view": text,
+        "data": {0: b"\xff", 1: b""},
+        "data_view": {0: b"\xff", 1: b""},
+    }
+    if suffix == ".feather":  # parquet takes no such column
+        views = pa.DictionaryArray.from_arrays(
+            pa.array([0, None, 0], pa.int32()), pa.array(["é"], pa.string_view())
+        )
+        columns["text_views"], expected["text_views"] = views, text
+    write_table(path, pa.table(columns))
+    found = {f"a/{row:08d}.{name}": part for name, parts in expected.items() for row, part in parts.items()}
+    compare(str(path), found)
+
+
+def test_a_table_that_is_damaged_within_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": ["k"] * 900, "data": [b"x"] * 900}), path)
+    whole = bytearray(path.read_bytes())
+    whole[4:100] = b"\xff" * 96
+    path.write_bytes(whole)
+    for settings in ("", "#key=id&columns=data"):
+        with pytest.raises(SourceError, match="cannot be read"):
+            open_source(f"{path}{settings}").listing()
 
 
 def test_braces_are_those_of_the_shell() -> None:

@@ -15,11 +15,11 @@ import pytest
 
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import HomeError
-from deeplink.cache.format.access import SourceAccess
 from deeplink.cache.pack.parts import Part
 from deeplink.cache.packer import pack
 from deeplink.cache.source.home import home_beside, make_home_beside, open_home
 from deeplink.cache.source.opening import open_source
+from deeplink.cache.source.source import SourceAccess
 from deeplink.cache.store.store import Store
 from deeplink.core.types import ShardId
 from tests.cache.agents import write_tree

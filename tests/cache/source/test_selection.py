@@ -106,6 +106,15 @@ def test_links_are_followed_where_that_is_asked_for_and_loops_are_bad(tmp_path: 
         origin.listing(Selection(follow_links=True))
 
 
+def test_folders_that_link_to_each_other_are_entered_once_on_each_way(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"one/a": b"1", "two/b": b"22"})
+    (tmp_path / "one" / "on").symlink_to("../two")
+    (tmp_path / "two" / "on").symlink_to("../one")
+    found = open_source(str(tmp_path)).listing(Selection(follow_links=True, skip_bad=True))
+    assert list(found.keys) == ["one/a", "one/on/b", "two/b", "two/on/a"]
+    assert sorted(found.bad) == ["one/on/on", "two/on/on"]
+
+
 def test_a_glob_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="is no glob"):
         listed(write_tree(tmp_path, TREE), include=("[z-a]",))

@@ -51,12 +51,19 @@ def test_an_archive_is_a_source_too(tmp_path: Path, files: dict[str, bytes], kin
 
 
 @pytest.mark.parametrize(
-    "url", ["nothing/here", "memory://nothing/here", "zip://::/nothing.zip", "nosuchkind://x/y"]
+    "url", ["", "file://", "nothing/here", "memory://nothing/here", "zip://::/nothing.zip", "nosuchkind://x/y"]
 )
 def test_a_source_that_is_not_there_is_said_so(url: str) -> None:
     with pytest.raises(SourceError) as refused:
         open_source(url).listing()
     assert refused.value.remedy
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_an_archive_that_is_none_is_said_so(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "cut").write_bytes(b"PK no archive")
+    with pytest.raises(SourceError, match="cut"):
+        open_source(f"{kind}://::{tmp_path}/cut").listing()
 
 
 def test_an_empty_source_is_said_so(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from deeplink.cache.store.store import Store
 from deeplink.core.clock import ManualClock
 from deeplink.core.process_identity import ProcessIdentity, boot_id
 from deeplink.core.types import NodeName
-from tests.cache.format.test_shard import PAYLOADS, write
+from tests.cache.pack.test_shard import PAYLOADS, write
 
 if TYPE_CHECKING:
     from pathlib import Path

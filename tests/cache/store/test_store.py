@@ -11,13 +11,13 @@ from deeplink.cache.errors import ShardCorruptError, ShardIdError, StoreError, S
 from deeplink.cache.format import block
 from deeplink.cache.store.store import Store
 from deeplink.core.types import ShardId
-from tests.cache.format.test_shard import PAYLOADS, write
+from tests.cache.pack.test_shard import PAYLOADS, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from deeplink.cache.format.shard import SealedShard
+    from deeplink.cache.pack.building import SealedShard
 
 
 @pytest.fixture

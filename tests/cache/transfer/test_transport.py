@@ -19,7 +19,7 @@ from deeplink.core.clock import SystemClock
 from deeplink.core.types import Member, NodeName, ShardId
 from deeplink.rpc.plain import framing
 from deeplink.v1 import cache_pb2
-from tests.cache.format.test_shard import PAYLOADS, write
+from tests.cache.pack.test_shard import PAYLOADS, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

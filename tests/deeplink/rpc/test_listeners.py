@@ -13,7 +13,7 @@ import pytest
 from typing_extensions import override
 
 from deeplink.core.clock import ManualClock
-from deeplink.rpc.listeners import FREE_WAIT_S, ListenError, PortBusyError, free_again, try_to_bind
+from deeplink.rpc.listeners import FREE_WAIT_S, ListenError, PortBusyError, free_again, listening_socket
 from tests.waiting import LIMIT_S
 
 
@@ -27,19 +27,19 @@ def test_a_port_in_use_is_known_also_by_name_and_for_all_interfaces(taken: str) 
     port = taken.rpartition(":")[2]
     for bind in (taken, f"localhost:{port}", f"0.0.0.0:{port}"):
         with pytest.raises(PortBusyError) as caught:
-            try_to_bind(bind)
+            listening_socket(bind).close()
         assert caught.value.bind == bind
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:0", "localhost:0", "0.0.0.0:0"])
 def test_a_free_port_is_free(bind: str) -> None:
-    try_to_bind(bind)
+    listening_socket(bind).close()
 
 
 @pytest.mark.parametrize("bind", ["203.0.113.1:0", "127.0.0.1:abc"])
 def test_what_the_system_refuses_is_said_in_its_words(bind: str) -> None:
     with pytest.raises(ListenError, match="cannot listen on"):
-        try_to_bind(bind)
+        listening_socket(bind).close()
 
 
 @pytest.mark.slow

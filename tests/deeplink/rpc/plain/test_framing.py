@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deeplink.core.types import Attempt
 from deeplink.rpc.plain import framing
 from deeplink.rpc.plain.framing import HEAD, LARGEST_REQUEST, FrameKind, Inbound, SessionError, Status
-from deeplink.rpc.tokens import RunTokens, name_of, named, new_token, token_of
+from deeplink.rpc.tokens import RunTokens, named, new_token, token_of
 from tests.effort import examples
 
 TOKEN = "secret"  # noqa: S105 - of a server that lives as long as its test
@@ -112,7 +112,7 @@ def test_the_token_of_an_attempt_is_found_by_its_name_and_does_not_travel() -> N
     said = framing.hello(MINE, token)
     inbound.receive(said)
     proof = framing.answered(token, said, inbound.said[HEAD.size :])[0]
-    assert name_of(token) == "7.0.2"
+    assert framing.name_of(token) == "7.0.2"
     assert hmac.compare_digest(inbound.said[HEAD.size :][:32], THEIRS)
     for sent in (said, inbound.said, proof):
         assert token.encode() not in sent

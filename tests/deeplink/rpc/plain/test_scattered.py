@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.rpc.plain.outgoing import Outbox
-from deeplink.rpc.plain.scattered import IOV_MAX, Scattered, send_places
+from deeplink.rpc.plain.outgoing import IOV_MAX, Outbox, Scattered, send_places
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from deeplink.core.clock import SystemClock
 from deeplink.rpc.plain import PlainBusyError, PlainCallError, PlainSilentError, PlainStatusError, Status, framing
 from deeplink.rpc.plain.framing import HEAD, FrameKind
-from deeplink.rpc.plain.scattered import Scattered
+from deeplink.rpc.plain.outgoing import Scattered
 from deeplink.rpc.plain.serving import PlainServer, PlainTerms, ServerLimits, _send_unpaced
 from tests.deeplink.rpc.plain.servers import (
     HOLD,

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from deeplink.cache.errors import ShardCorruptError, ShardIdError
-from deeplink.cache.format import block, shard
+from deeplink.cache.format import block
+from deeplink.cache.pack import building
 from deeplink.core.errors import DeepLinkError
 from tests.cache.records import records
 
 if TYPE_CHECKING:
-    from deeplink.cache.format.shard import SealedShard
+    from deeplink.cache.pack.building import SealedShard
 
 
 def write(path: Path, payloads: list[bytes]) -> SealedShard:
@@ -28,7 +29,7 @@ def write(path: Path, payloads: list[bytes]) -> SealedShard:
             checksum=block.checksum(payload),
         )
         values.append(block.encode_header(header) + payload)
-    return shard.write_shard(path, [len(payload) for payload in payloads], values)
+    return building.write_shard(path, [len(payload) for payload in payloads], values)
 
 
 def verify(path: Path, sealed: SealedShard) -> None:
@@ -131,7 +132,7 @@ def test_only_forty_digits_name_a_shard(name: str) -> None:
 def test_another_lmdb_format_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard, "LMDB_FORMAT", (1, 0))
+    monkeypatch.setattr(building, "LMDB_FORMAT", (1, 0))
     with pytest.raises(DeepLinkError, match="cannot be written here"):
         write(tmp_path / "s", PAYLOADS)
     assert not (tmp_path / "s").exists()

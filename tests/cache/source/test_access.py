@@ -9,10 +9,10 @@ import fsspec
 import pytest
 
 from deeplink.cache.catalog import Catalog
-from deeplink.cache.format.access import SourceAccess
 from deeplink.cache.pack.rebuild_index import ReindexRequest, ShardFinder, rebuild_index
 from deeplink.cache.packer import pack
 from deeplink.cache.source.opening import open_source
+from deeplink.cache.source.source import SourceAccess
 from deeplink.core.clock import SystemClock
 from tests.cache.agents import make_tar, write_tree
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.cache.transfer.hedging import Breaker, LatencyTracker
+from deeplink.cache.membership import Breaker, LatencyTracker
 from deeplink.core.types import NodeName
 
 ONE, TWO = NodeName("n1"), NodeName("n2")
