@@ -6,8 +6,8 @@ from math import inf
 
 import pytest
 
+from benchmarks.calibrate.sweep import MeasuredRead, ReadPlace, ReadSweep, reads_from
 from deeplink.scheduler.placement.model.constants import ReadSpeeds
-from deeplink.scheduler.placement.model.sweep import MeasuredRead, ReadPlace, ReadSweep, reads_from
 
 
 def sweep(place: ReadPlace, *told: tuple[int, int, float]) -> ReadSweep:

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed
-from deeplink.scheduler.placement.model.job_profile import Algorithm, Job, NodeShare, Placement
-from deeplink.scheduler.placement.model.sweep import (
+from benchmarks.calibrate.sweep import (
     AllReduceTiming,
     RankLocation,
     Reach,
@@ -23,6 +21,8 @@ from deeplink.scheduler.placement.model.sweep import (
     to_time,
     usable,
 )
+from deeplink.scheduler.placement.model.constants import Constants, LinkSpeed
+from deeplink.scheduler.placement.model.job_profile import Algorithm, Job, NodeShare, Placement
 from deeplink.scheduler.placement.predicted import predict
 
 A, B, C = ("core", "s0", "a"), ("core", "s0", "b"), ("core", "s1", "c")
