@@ -20,8 +20,7 @@ from deeplink.scheduler.slurm.parse import JobAddress
 from deeplink.scheduler.slurm.states import HELD, JobState
 from deeplink.scheduler.testbed.lab.faults import FAULTS
 from deeplink.scheduler.testbed.lab.laboratory import How
-from deeplink.scheduler.testbed.lab.scene import environment, processes_on
-from deeplink.scheduler.testbed.lab.steps import FaultTarget
+from deeplink.scheduler.testbed.lab.scene import FaultTarget, environment, processes_on
 from deeplink.scheduler.testbed.processes import arguments
 from deeplink.scheduler.testbed.shape import Shape
 

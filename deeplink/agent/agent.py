@@ -27,7 +27,7 @@ from deeplink.core import metrics
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.metrics_server import serve_metrics
-from deeplink.core.store_place import SharedStoreError
+from deeplink.core.store_place import shared_store
 from deeplink.core.timeouts import CachedProbe
 from deeplink.rpc.acceptor import Farewell
 from deeplink.rpc.channel import WORKERS, BoundServer, allow_descriptors, attempt_to_wire, bound_server
@@ -126,7 +126,7 @@ class Agent:
         """Return, once every call is served, how this agent is reached; `token_file` is where its token lies."""
         shares = self._shares_store()
         if shares and not self.settings.of_job:
-            raise SharedStoreError(str(self.settings.store), f"{self.settings.node} and {shares}")
+            raise shared_store(str(self.settings.store), f"{self.settings.node} and {shares}")
         host, _ = split_bind(self.settings.bind)
         self._server = bound_server(
             self.settings.listener or self.settings.bind,

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,13 +64,15 @@ VERBS = {
 
 _SHARED_MODULES = {
     **{verb: ("samples", verb) for verb in ("ls", "info", "cat", "get")},
-    **{verb: ("warm", verb) for verb in ("prefetch", "evict")},
+    **{verb: ("warm", verb) for verb in ("prefetch", "evict", "rm")},
     **{verb: ("status", verb) for verb in ("top", "logs")},
     "requeue": ("cancel", "requeue"),
     "incident": ("incidents", "incident"),
     "shim": ("srun", "shim"),
+    "demo": ("sandbox", "demo"),
 }
 """Verbs whose module has those of others too, and the command's name in it."""
+_STUDIES = {"calibrate", "simulate"}
 
 _GC_AFTER = 20_000
 """Imports make many objects and no garbage: at Python's default of 700, looking took 8 % of an agent's start."""
@@ -137,14 +140,48 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
+        if cmd_name in _STUDIES:
+            return study(cmd_name, Path(deeplink.__file__).resolve().parent.parent)
         module, name = _SHARED_MODULES.get(cmd_name, (cmd_name, "command"))
         command: click.Command = getattr(importlib.import_module(f"deeplink.cli.{module}"), name)
         return command
 
     @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as problem:
+            from deeplink.core.text import nearest
+
+            meant = nearest(args[0], VERBS)
+            raise click.UsageError(f"{problem.message}{f' Is {meant} meant?' if meant else ''}", ctx) from None
+
+    @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
+
+
+def study(verb: str, repository: Path) -> click.Command:
+    """Return a study's command, which the repository has and the package has not, or what says where it is."""
+    if (repository / "benchmarks" / verb).is_dir():
+        if str(repository) not in sys.path:
+            sys.path.insert(0, str(repository))  # before any other package called benchmarks
+        found: click.Command = importlib.import_module(f"benchmarks.{verb}.command").command
+        return found
+
+    @click.command(verb, help=VERBS[verb], context_settings={"ignore_unknown_options": True})
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS]")
+    def elsewhere(words: tuple[str, ...]) -> None:  # noqa: ARG001 - whatever they are
+        raise DeepLinkError(
+            f"`deeplink {verb}` is part of DeepLink's repository, not of the installed package",
+            remedy=f"Run it from a checkout: `make venv`, then `.venv/bin/deeplink {verb}`.",
+            exit_code=2,
+        )
+
+    return elsewhere
 
 
 @click.group(
@@ -161,7 +198,7 @@ def cli(ctx: click.Context, verbose: int, *, log_json: bool) -> None:
     _warn_of_misspelt()
     if ctx.invoked_subcommand == "sbatch" and not verbose:
         return  # it logs nothing, and would wait for what logs
-    from deeplink.cli.logs import log_to_stderr
+    from deeplink.cli.output import log_to_stderr
 
     log_to_stderr(verbose, as_json=log_json)
 

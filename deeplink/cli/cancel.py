@@ -29,9 +29,8 @@ _ENDING = frozenset({"", "KILL", "SIGKILL", "9"})
 _MOST_NODES = 65_533  # Slurm itself holds no more
 
 _CANCEL_EPILOG = """
-What is said, and the exit code, are scancel's own. A job that `deeplink run` supervises gets a note in its folder,
-so that everybody who looks at it later sees that its user ended it. Neither the watchdog nor the planner touches a
-job that Slurm calls CANCELLED.
+Messages and exit code are scancel's own. A job that `deeplink run` supervises gets a note in its folder, which
+says later that its user ended it. Neither the watchdog nor the planner touches a job that Slurm calls CANCELLED.
 
 \b
 Examples:

@@ -49,9 +49,10 @@ Examples:
 Exit codes: 0 all are whole, 1 one is not or cannot be read (it is named) or there is none, 2 wrong usage.
 """
 _PRUNE_EPILOG = """
-The newest --keep whole ones stay, and those whose step is a multiple of --every. What is older goes, what fenced
-attempts published too, earlier saves of one step, and unfinished saves of earlier attempts. Nothing goes unless it
-is older than a checkpoint that was read to its last byte and is whole. What is damaged is kept, as .damaged-*.
+The newest --keep whole ones stay, and those whose step is a multiple of --every. Older ones are removed, and so
+are those of fenced attempts, earlier saves of one step and unfinished saves of earlier attempts; all of them only
+if they are older than a checkpoint that was read to its last byte and is whole. Damaged ones are kept, as
+.damaged-*.
 
 \b
 Examples:

@@ -80,11 +80,11 @@ def command(
     """Serve the operator's page, live: what needs a hand now, fabric, jobs, cache, incidents.
 
     It reads Slurm's state (one question of each kind per interval, however many look) and the watchdog's journal.
-    What an operator has done there the watchdog does; everybody else only looks. It listens on this machine alone
-    unless it has a token file. Stop it with Ctrl-C.
+    The watchdog carries out what operators order there; everybody else only looks. It listens on this machine
+    alone unless it has a token file. Stop it with Ctrl-C.
     """
     if as_json and page != PageOptions():
-        raise click.UsageError("--json serves no page: leave --bind, --token-file, --allow-host and --open out")
+        raise click.UsageError("--json serves no page: leave out what says where, and to whom, it is served")
     if demo and (journal or no_slurm):
         raise click.UsageError("--demo has a journal and a Slurm of its own: leave --journal and --no-slurm out")
     if demo and (page.proxy or page.operator_token_file):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from deeplink.cli.options import (
-    PlaceType,
-    dataset_named,
+    DatasetType,
+    dataset_argument,
     flag,
     json_and_progress,
     json_option,
@@ -21,12 +21,13 @@ from deeplink.cli.output import ShownProgress, moment, print_facts, print_json, 
 from deeplink.core.clock import SystemClock
 from deeplink.core.config import load_config
 from deeplink.core.errors import DeepLinkError
-from deeplink.core.text import counted, sized
+from deeplink.core.text import counted, printable, sized
 
 if TYPE_CHECKING:
     from deeplink.cache.catalog import Catalog
     from deeplink.cache.format.index import Index
     from deeplink.core.types import Version
+    from deeplink.fs.library import DatasetPath
 
 _EPILOG = """
 A dataset's version is one index file in the catalog. NAME alone means the newest version; of a version the first
@@ -54,9 +55,8 @@ def _catalog() -> Catalog:
     return Catalog(load_config().catalog)
 
 
-def _found(catalog: Catalog, dataset: str) -> tuple[str, Version]:
-    place = dataset_named(dataset)
-    return place.name, catalog.resolved(place.name, place.version)
+def _found(catalog: Catalog, dataset: DatasetPath) -> tuple[str, Version]:
+    return dataset.name, catalog.resolved(dataset.name, dataset.version)
 
 
 @command.command(
@@ -67,9 +67,9 @@ Examples:
   deeplink index show imagenet@3f2a --json | jq .samples
 """,
 )
-@click.argument("dataset", metavar="NAME[@VERSION]", type=PlaceType())
+@dataset_argument
 @json_option("Print it as JSON.")
-def show(*, dataset: str, as_json: bool) -> None:
+def show(*, dataset: DatasetPath, as_json: bool) -> None:
     """Show what a version is made of."""
     catalog = _catalog()
     name, version = _found(catalog, dataset)
@@ -117,7 +117,7 @@ def _say(facts: dict[str, Any]) -> None:
     at_top = f"{counted(len(folders), 'folder')}, {counted(facts['samples_at_top'], 'sample')}"
     click.echo(f"  {'at its top:':10} {at_top}")
     for folder in list(folders)[:_SHOWN]:
-        click.echo(f"  {folders[folder]:>12,}  {folder}/")
+        click.echo(printable(f"  {folders[folder]:>12,}  {folder}/"))
     if len(folders) > _SHOWN:
         click.echo(f"  {'...':>12}  and {len(folders) - _SHOWN} more")
 
@@ -133,10 +133,10 @@ Examples:
 Exit codes: 0 whole, 1 damaged, 2 there is no such version.
 """,
 )
-@click.argument("dataset", metavar="NAME[@VERSION]", type=PlaceType())
+@dataset_argument
 @flag("--all", "Every version of the dataset.", name="every")
 @json_option()
-def verify(*, dataset: str, every: bool, as_json: bool) -> int:
+def verify(*, dataset: DatasetPath, every: bool, as_json: bool) -> int:
     """Read all of an index and compare its digest with the version it is named by."""
     catalog = _catalog()
     name, newest = _found(catalog, dataset)
@@ -176,7 +176,7 @@ Examples:
 Exit codes: 0 done, 1 shards are missing or it is another version, 2 wrong usage.
 """,
 )
-@click.argument("dataset", metavar="NAME[@VERSION]", type=PlaceType())
+@dataset_argument
 @option(
     "--from FOLDER",
     "Folder with shards' files; may be repeated. [default: config store]",
@@ -194,7 +194,7 @@ Exit codes: 0 done, 1 shards are missing or it is another version, 2 wrong usage
 @json_and_progress
 def rebuild(
     *,
-    dataset: str,
+    dataset: DatasetPath,
     folders: tuple[Path, ...],
     members: str | None,
     shards: tuple[str, ...],
@@ -240,7 +240,7 @@ def rebuild(
     )
 
 
-def _lost(catalog: Catalog, dataset: str, *, named: bool) -> tuple[str, Version | None]:
+def _lost(catalog: Catalog, dataset: DatasetPath, *, named: bool) -> tuple[str, Version | None]:
     """Return name and version that are meant, though the index or the pointer to it may be lost.
 
     Of a dataset that nothing is left of, the shards must be `named`.
@@ -248,22 +248,21 @@ def _lost(catalog: Catalog, dataset: str, *, named: bool) -> tuple[str, Version 
     from deeplink.cache.catalog import ambiguous_version
     from deeplink.cache.errors import DatasetMissingError, IndexFormatError
 
-    place = dataset_named(dataset)
-    known = catalog.recorded(place.name)
-    if place.version:
-        found = [version for version in known if version.startswith(place.version)]
+    known = catalog.recorded(dataset.name)
+    if dataset.version:
+        found = [version for version in known if version.startswith(dataset.version)]
         if len(found) > 1:
-            raise ambiguous_version(place.name, place.version, found)
+            raise ambiguous_version(dataset.name, dataset.version, found)
         if not found:
-            raise catalog.missing(place.name, place.version, known)
-        return place.name, found[0]
+            raise catalog.missing(dataset.name, dataset.version, known)
+        return dataset.name, found[0]
     if not known and not named:
-        raise catalog.missing(place.name)
+        raise catalog.missing(dataset.name)
     try:
-        return place.name, catalog.latest(place.name)
+        return dataset.name, catalog.latest(dataset.name)
     except (DatasetMissingError, IndexFormatError):
         # One version there is: that one. Of several, which was the newest is lost with the pointer.
-        return place.name, known[0] if len(known) == 1 else None
+        return dataset.name, known[0] if len(known) == 1 else None
 
 
 @command.command(
@@ -306,10 +305,10 @@ def merge(*, dataset: str, as_json: bool) -> None:
 @command.command(
     "rm",
     epilog="""
-Who reads the version reads on. The file stays in the catalog under a hidden name for a week, because on a network
-file system a job on another node would be killed if it were gone; --now frees its space at once. Shards stay where
-they are on the nodes (`deeplink evict` drops those that nothing needs). From the packed home beside the catalog
-those go that no other version has; another home is left as it is.
+Jobs that read the version go on reading it. The file stays in the catalog under a hidden name for a week, because
+on a network file system a job on another node would be killed if it were gone; --now frees its space at once.
+Shards stay where they are on the nodes (`deeplink evict` drops those that nothing needs). From the packed home
+beside the catalog those go that no other version has; another home is left as it is.
 
 \b
 Examples:
@@ -317,15 +316,15 @@ Examples:
   deeplink index rm imagenet@3f2a --dry-run
 """,
 )
-@click.argument("dataset", metavar="NAME@VERSION", type=PlaceType())
+@click.argument("dataset", metavar="NAME@VERSION", type=DatasetType())
 @flag("--now", "Free its space at once; no job may be reading it.")
 @flag("--dry-run", "Say what would be removed; change nothing.")
 @json_option()
-def remove(*, dataset: str, now: bool, dry_run: bool, as_json: bool) -> None:
+def remove(*, dataset: DatasetPath, now: bool, dry_run: bool, as_json: bool) -> None:
     """Take a version out of the catalog; not the newest, unless it is the only one."""
-    from deeplink.ops.removal import orphans, remove_at_home
+    from deeplink.ops.inventory import orphans, remove_at_home
 
-    if "@" not in dataset:
+    if not dataset.version:
         raise click.UsageError("name the version: NAME@VERSION")
     catalog = _catalog()
     name, version = _found(catalog, dataset)

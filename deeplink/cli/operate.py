@@ -39,8 +39,17 @@ _EPILOG = """
 The watchdog at `watch` of the configuration does it, with its own rights, and writes down who, when and why; the
 console's actions go the same way. First it says which commands it will run, and asks; where something has changed
 between the question and the answer, nothing is done. A node that somebody else drained is resumed with --force
-alone. Who may: root, the watchdog's user and those of `deeplink watch --operators`, as MUNGE proves, or the holder
-of a token of `deeplink watch --mint USER --operator`.
+alone. Operators are root, the watchdog's user and those of `deeplink watch --operators`, as MUNGE proves, and
+holders of a token of `deeplink watch --mint USER --operator`.
+
+\b
+Verbs:
+  acknowledge, reopen INCIDENT       say that you look after it; take that back
+  drain, resume NODE                 take a node out of Slurm's service; back into it
+  requeue, release, cancel JOB       start it again; let a held one start; end it
+  warm DATASET --nodes LIST          bring its shards onto these nodes
+  evict DATASET                      drop its shards from the nodes' SSDs
+  pause-watchdog, resume-watchdog    have it take no action of its own; have it act again
 
 \b
 Examples:
@@ -58,7 +67,7 @@ Exit codes: 0 done; 1 refused or failed; 2 wrong usage.
 
 
 @click.command("operate", epilog=_EPILOG)
-@click.argument("verb", type=click.Choice(VERBS))
+@click.argument("verb", type=click.Choice(VERBS), metavar="VERB")
 @click.argument("target", default="", metavar="[NODE|JOB|DATASET|INCIDENT]")
 @option("--why TEXT", "The reason, written down with it.", default="")
 @option("--nodes LIST", "Of warm: onto these nodes.", default="")

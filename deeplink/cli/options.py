@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from click.core import Context, Parameter
 
     from deeplink.core.config import Config
-    from deeplink.fs.library import DatasetPath, Library
-    from deeplink.ops.pack_target import PackTarget
+    from deeplink.fs.library import Library
+    from deeplink.ops.inventory import PackTarget
 
 _OFFERED = 200  # completions offered at once
 _AGO = re.compile(r"(\d{1,6})([mhdw])", re.ASCII)
@@ -81,6 +81,23 @@ def _completions(library: Library, beginning: str) -> list[str]:
     if at:
         return [f"{dataset}@{version}" for version in reversed(library.catalog.versions(dataset))]
     return library.catalog.names(lost=True)
+
+
+class DatasetType(PlaceType):
+    """`NAME` or `NAME@VERSION`, as a DatasetPath."""
+
+    name = "dataset"
+
+    @override
+    def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> Any:
+        from deeplink.fs.library import DatasetPath
+
+        if not value or "/" in value.removeprefix("deeplink://").rstrip("/"):
+            raise click.UsageError(f"{value!r} is not NAME or NAME@VERSION")
+        return DatasetPath.parse(value)
+
+
+dataset_argument = click.argument("dataset", metavar="NAME[@VERSION]", type=DatasetType())
 
 
 def option(usage: str, help_text: str, *, name: str = "", **more: Any) -> Callable[[Any], Any]:
@@ -147,12 +164,16 @@ class StoreOptions:
 
     def config(self, **more: Any) -> Config:
         """Return the configuration, with what was given in its place."""
+        where = {"--members": self.members, "--here": self.here, "--local": self.local}
+        named = [name for name, value in where.items() if value]
+        if len(named) > 1:
+            raise click.UsageError(f"{' and '.join(named)} exclude each other")
         given = {"members": self.members, "replicas": self.replicas, **more}
         return replace(load_config(), **{key: value for key, value in given.items() if value is not None})
 
     def target(self, config: Config) -> AbstractContextManager[PackTarget]:
         """Give the members; those that are started for it run until the end of the `with`."""
-        from deeplink.ops.pack_target import target
+        from deeplink.ops.packing import target
 
         return target(config, local=self.local or 0, here=self.here)
 
@@ -168,15 +189,6 @@ _WHERE = (
 )
 where_options = grouped("where", StoreOptions, *_WHERE)
 where_and_replicas = grouped("where", StoreOptions, _WHERE[0], replicas_option, *_WHERE[1:])
-
-
-def dataset_named(text: str) -> DatasetPath:
-    """Read `NAME` or `NAME@VERSION`."""
-    from deeplink.fs.library import DatasetPath
-
-    if not text or "/" in text.removeprefix("deeplink://").rstrip("/"):
-        raise click.UsageError(f"{text!r} is not NAME or NAME@VERSION")
-    return DatasetPath.parse(text)
 
 
 def standing_secret(bind: str, token_file: Path | None, default: Path) -> tuple[str, Path]:

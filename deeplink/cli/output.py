@@ -1,22 +1,25 @@
-"""Output of commands: JSON, tables, progress, moments, durations and rates."""
+"""Output of commands: JSON, tables, progress, moments, durations and rates; and what commands and daemons log."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
 import click
+from typing_extensions import override
 
 from deeplink.cli import output_minded
 from deeplink.core.clock import SystemClock
 from deeplink.core.config import load_config
-from deeplink.core.text import printable, sized
+from deeplink.core.text import printable, printable_lines, sized
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rich.console import Console
 
@@ -83,7 +86,7 @@ class ShownProgress:
 
     def __init__(self, doing: str, things: str, total: int = 0) -> None:
         self._doing, self._things = doing, things
-        self._done, self._total, self._size, self._whole_size = 0, total, 0, 0
+        self._done, self._total, self._size = 0, total, 0
         self._clock = SystemClock()
         self._began = self._last = self._clock.monotonic()
         self._bar: Any = _bar(doing) if sys.stderr.isatty() else None
@@ -103,7 +106,7 @@ class ShownProgress:
 
     def at(self, done: int, total: int, size: int = 0, whole_size: int = 0) -> None:
         """Take how many things of how many are done, and bytes of how many where that is known."""
-        self._done, self._total, self._size, self._whole_size = done, total, size, whole_size
+        self._done, self._total, self._size = done, total, size
         now = self._clock.monotonic()
         if self._bar is not None:
             # A thing counts as a byte, so that empty ones move the bar too.
@@ -168,3 +171,68 @@ def job_viewer(every_s: float = 2.0) -> Viewer:
 
     config, clock = load_config(), SystemClock()
     return Viewer(asked=shared(config.state, clock, every_s), state=config.state, clock=clock, user=me())
+
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+JOURNAL_FORMAT = "%(levelname)s %(name)s: %(message)s"
+"""For systemd's journal, which knows the time."""
+PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+"""Of syslog(3), as sd-daemon(3) reads them at the beginning of a line."""
+LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+class LineFormatter(logging.Formatter):
+    """Writes each message as one printable line, and a traceback below it: both may quote foreign text."""
+
+    @override
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    @override
+    def formatException(self, ei: Any) -> str:
+        return printable_lines(super().formatException(ei))
+
+
+class JournalFormatter(LineFormatter):
+    """The same, each line with its priority before it."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        priority = PRIORITIES.get(record.levelno, 6)
+        return "\n".join(f"<{priority}>{line}" for line in super().format(record).split("\n"))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: `unix`, `level`, `logger`, `message`, and `exception` where there is one."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        told = {
+            "unix": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told)
+
+
+def to_journal(descriptor: int, env: Mapping[str, str]) -> bool:
+    """Whether what is written there goes to systemd's journal, as `JOURNAL_STREAM` says (systemd.exec(5))."""
+    device, _, inode = env.get("JOURNAL_STREAM", "").partition(":")
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return False
+    return (device, inode) == (str(found.st_dev), str(found.st_ino))
+
+
+def log_to_stderr(verbose: int, *, as_json: bool) -> None:
+    """Log to standard error; `verbose`: 0 what needs somebody, 1 also what is done, 2 everything."""
+    journal = to_journal(sys.__stderr__.fileno(), os.environ) if sys.__stderr__ else False
+    handler = logging.StreamHandler(sys.stderr)
+    lines = JournalFormatter(JOURNAL_FORMAT) if journal else LineFormatter(FORMAT)
+    handler.setFormatter(JsonFormatter() if as_json else lines)
+    logging.basicConfig(level=LEVELS[min(verbose, 2)], handlers=[handler])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from deeplink.cache.source.selection import Selection
     from deeplink.cache.source.source import Listing
     from deeplink.cli.options import StoreOptions
-    from deeplink.ops.pack_target import HomeChoice
+    from deeplink.ops.packing import HomeChoice
 
 _SHOWN = 10
 _SHOWN_BAD = 100
@@ -44,9 +44,9 @@ After an interruption the same command goes on where it stopped; with nothing ch
 Onto several nodes a small dataset goes in small shards, so that each node gets at least about four, and the nodes
 read and pack their share themselves where they reach SOURCE as this one does.
 
-What version control and desktops leave behind (.git, .DS_Store ...) is left out, and said. A glob without a slash
-is compared with each name, one with a slash with the path below SOURCE. Files that cannot be packed are named all
-at once; with --skip-bad the others are packed.
+Files of version control and desktops (.git, .DS_Store ...) are left out, and counted. A glob without a slash is
+compared with each name, one with a slash with the path below SOURCE. Files that cannot be packed are named all at
+once; with --skip-bad the others are packed.
 
 With --append the new version shares every shard whose files are as they were; files were added, changed or removed
 at SOURCE. --verify reads every copy back from the disk it lies on.
@@ -219,15 +219,13 @@ def command(
     from deeplink.cache.packer import check_pack, pack, plan_pack
     from deeplink.cache.store.store import Store
     from deeplink.ops.inventory import note_placed
-    from deeplink.ops.pack_target import NONE, chosen_home, member_count
+    from deeplink.ops.packing import NONE, chosen_home, member_count
 
     config = where.config(shard_bytes=shard_size)
     source, wanted = chosen.url(source), chosen.selection()
     checked_name(name)
     if chosen.part is not None and (chosen.append or verify or dry_run):
         raise click.UsageError("--part goes with none of --append, --verify and --dry-run")
-    if where.here and where.members:
-        raise click.UsageError("--here and --members exclude each other")
     if home and no_home:
         raise click.UsageError("--home and --no-home exclude each other")
     kept = chosen_home(config, NONE if no_home else home, local=where.local or 0, here=where.here)

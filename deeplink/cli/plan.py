@@ -72,7 +72,7 @@ def _planner(
 ) -> Planner:
     from deeplink.core.clock import SystemClock
     from deeplink.core.config import load_config
-    from deeplink.ops.waiting_jobs import surveyed
+    from deeplink.ops.submit import surveyed
     from deeplink.scheduler.jobs.job_view import me
     from deeplink.scheduler.placement.hint.planner import Planner
     from deeplink.scheduler.slurm.client import Slurm
@@ -90,7 +90,7 @@ def _planner(
         interval_s=interval,
     )
     if prefetch:
-        from deeplink.ops.waiting_jobs import BackgroundPrefetch
+        from deeplink.ops.submit import BackgroundPrefetch
 
         planner.wished = BackgroundPrefetch(config, say)
     return planner

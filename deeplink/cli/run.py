@@ -166,7 +166,7 @@ def _per_node(_context: click.Context, _parameter: click.Parameter, value: str) 
     """Read `auto` as None."""
     if value == "auto":
         return None
-    if not value.isdigit() or int(value) < 1:
+    if not value.isdecimal() or int(value) < 1:
         raise click.BadParameter(f"{value!r} is neither a positive whole number nor auto")
     return int(value)
 
@@ -387,7 +387,7 @@ def _served_paths(names: str | None, config: Config, inside: _ContainerOptions) 
             "--paths does not reach into a container: call deeplink.paths.install() in the script"
         )
     from deeplink.paths.packed_folder import packed_roots
-    from deeplink.paths.roots import environment
+    from deeplink.paths.routing import environment
 
     chosen = () if names == "all" else tuple(filter(None, names.split(",")))
     return environment(packed_roots(chosen, config), os.environ)

@@ -38,8 +38,8 @@ Examples:
   deeplink ls --json mnist
 """
 _INFO_EPILOG = """
-Who holds what is counted from what this node's store and the configured members say; verified means that a node
-has read all of a shard and found it right. `deeplink verify` reads everything.
+This node's store and the configured members say which shards they hold; verified means that a node has read all of
+a shard and found it right. `deeplink verify` reads everything.
 
 \b
 Examples:
@@ -354,6 +354,6 @@ def _say_plan(tasks: list[CopyTask], *, as_json: bool) -> None:
         return
     click.echo(f"would write {counted(len(tasks), 'file')}, {sized(size)}")
     for task in tasks[:_SHOWN]:
-        click.echo(f"  {sized(task.bytes):>10}  {task.path} -> {task.target}")
+        click.echo(printable(f"  {sized(task.bytes):>10}  {task.path} -> {task.target}"))
     if len(tasks) > _SHOWN:
         click.echo(f"  ... and {len(tasks) - _SHOWN:,} more")

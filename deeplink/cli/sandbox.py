@@ -1,15 +1,17 @@
-"""`deeplink sandbox`: a real Slurm cluster on this machine, to try and to break."""
+"""`deeplink sandbox` and `demo`: a real Slurm cluster on this machine, to try and to break; and a story on one."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from deeplink.cli.options import flag, grouped, integer, json_option, option, path_option, real
 from deeplink.cli.output import print_json, print_table
+from deeplink.core.clock import SystemClock
 from deeplink.scheduler.slurm.command import become
 from deeplink.scheduler.testbed.cluster import Options, Sandbox, plan
 from deeplink.scheduler.testbed.errors import NotUpError
@@ -383,3 +385,55 @@ def _list(sandbox_name: str, *, as_json: bool) -> None:
         click.echo(f"{'':32}undone: {fault.undone}")
     if wounds:
         click.echo("in effect: " + ", ".join(f"{wound.name} {wound.target}".rstrip() for wound in wounds))
+
+
+_DEMO_EPILOG = """
+\b
+Examples:
+  deeplink demo                          digits, a node death, recovery
+  deeplink demo --data mnist-pngs        any folder of {train,test}/<class>/<image>
+  deeplink demo --keep                   leave the cluster up, with instructions
+  deeplink demo --write-digits digits    only write the 1,797 small image files
+"""
+
+
+@click.command("demo", epilog=_DEMO_EPILOG)
+@path_option("--data", "Folder of images as {train,test}/<class>/<file>.")
+@flag("--keep", "Leave the cluster up afterwards, and say how to use it.")
+@path_option("--facts", "Where to write the figures, as JSON.", default=Path("build/demo.json"))
+@option("--name", "Name of the sandbox.", default="demo")
+@option(
+    "--backend",
+    "auto: a Slurm cluster in namespaces when root, else on loopback, else none; or the lesser ones at once.",
+    type=click.Choice(["auto", "loopback", "local"]),
+    default="auto",
+)
+@path_option("--write-digits", "Only write the digits' image files there.")
+@json_option("Print the figures as JSON at the end, the story on stderr.")
+def demo(
+    *,
+    data: Path | None,
+    keep: bool,
+    facts: Path,
+    name: str,
+    backend: str,
+    write_digits: Path | None,
+    as_json: bool,
+) -> None:
+    """Pack, train, lose a node, recover: the whole story on this machine."""
+    if write_digits is not None:
+        from deeplink.demo.story import write_digits as write
+
+        click.echo(f"{write(write_digits):,} image files in {write_digits}")
+        return
+    from rich.console import Console
+
+    from deeplink.demo.stage import RANKS
+    from deeplink.demo.story import Story
+
+    story = Story(SystemClock(), Console(stderr=as_json), data, keep, facts, name=name, backend=backend)
+    found = story.tell(RANKS)
+    if as_json:
+        print_json(found.as_dict())
+    if not found.digest_equal:
+        raise click.exceptions.Exit(1)

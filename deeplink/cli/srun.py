@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import click
-from typing_extensions import override
 
 from deeplink.cli.options import Verbatim, script_text
 from deeplink.scheduler.slurm.command import STAND_INS, CommandMissingError, become, real_program
@@ -25,9 +24,9 @@ log = logging.getLogger(__name__)
 _SCRIPT_BYTES = 64 << 10  # of a script that are looked at
 
 _SRUN_EPILOG = """
-Options, what is said and the exit code are srun's own. Where a step is over all nodes of an allocation, its ranks
-are numbered along the fabric in place of by name; outside of an allocation `-N 2` or more makes one by salloc.
-Whatever else it is (--pty, --nodelist, --distribution, --multi-prog, parts of the nodes, ...) srun gets as it is.
+Options, messages and exit code are srun's own. Where a step is over all nodes of an allocation, its ranks are
+numbered along the fabric in place of by name; outside of an allocation `-N 2` or more makes one by salloc. Any
+other command (--pty, --nodelist, --distribution, --multi-prog, parts of the nodes, ...) goes to srun unchanged.
 Interactive jobs are neither watched nor started again: that is `deeplink sbatch` and `deeplink run`.
 
 \b
@@ -88,22 +87,13 @@ def _fabric() -> Fabric:
         return Fabric({})
 
 
-class _BehindProgram(click.Command):
-    """Takes every word behind the program's name as it is."""
-
-    @override
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or args[0] not in STAND_INS:
-            return super().parse_args(ctx, args)
-        ctx.params = {"program": args[0], "words": tuple(args[1:])}
-        return []
-
-
-@click.command("shim", cls=_BehindProgram, epilog=_SHIM_EPILOG)
-@click.argument("program", type=click.Choice(STAND_INS))
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-def shim(program: str, words: tuple[str, ...]) -> None:
+@click.command("shim", cls=Verbatim, epilog=_SHIM_EPILOG, options_metavar="")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="{srun|torchrun} [ARGS]...")
+def shim(words: tuple[str, ...]) -> None:
     """Stand in for srun and torchrun inside a job (put on PATH by `deeplink sbatch --deeplink-shim`)."""
+    program, words = "".join(words[:1]), words[1:]
+    if program not in STAND_INS:
+        raise click.UsageError(f"{program!r} is neither {' nor '.join(STAND_INS)}")
     from deeplink.scheduler.launch import srun_shim
     from deeplink.scheduler.slurm.submission import SHIM_VARIABLE
 

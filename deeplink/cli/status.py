@@ -41,8 +41,8 @@ _SLICE_S = 0.5
 
 _STATUS_EPILOG = """
 Slurm is asked one question of a kind per interval, however many of your commands are open on this host; the rest
-is read from the job's folder (docs/jobs.md). What is not reported is "unknown". Where Slurm does not answer, its
-last answer is shown with its age.
+is read from the job's folder (docs/jobs.md). Figures that nobody reports are "unknown". Where Slurm does not
+answer, its last answer is shown with its age.
 
 \b
 Examples:
@@ -347,7 +347,7 @@ def keys() -> Iterator[Callable[[float], str]]:
 @click.command("logs", epilog=_LOGS_EPILOG)
 @click.argument("job")
 @flag("-f --follow", "Go on with what is written, until the job has ended or Ctrl-C.")
-@integer("-n --lines LINES", "", 0, 10_000_000, default=50)
+@integer("-n --lines LINES", "Show so many lines, the last ones.", 0, 10_000_000, default=50)
 @integer("--rank N", "Only lines of this rank.", 0)
 @option("--node NAME", "Only lines of the ranks on this node (of the newest attempt).")
 @option("--attempt A", "Only what this attempt wrote: 12.0.1, or 0.1 for short.")

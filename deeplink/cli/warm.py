@@ -1,4 +1,4 @@
-"""`deeplink warm`, `prefetch` and `evict`: bring datasets onto the nodes' SSDs, and give their room back."""
+"""`deeplink warm`, `prefetch`, `evict` and `rm`: bring datasets onto the nodes' SSDs, and take them away again."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from deeplink.cli.options import (
-    PlaceType,
-    dataset_named,
+    dataset_argument,
     flag,
     json_and_progress,
     json_option,
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from deeplink.cache.replicate.residency import VersionResidency
     from deeplink.cache.replicate.warming import Moves, Prefetched, WarmProgress, WarmResult
     from deeplink.cli.options import StoreOptions
-    from deeplink.ops.inventory import Dropped
-    from deeplink.ops.pack_target import PackTarget
+    from deeplink.fs.library import DatasetPath
+    from deeplink.ops.inventory import Dropped, PackTarget, Removed
 
 _WARM_EPILOG = """
 Every member brings the shards it is to hold that it does not: from another member, else from the packed home, else
@@ -90,11 +89,11 @@ Exit codes: 0 done, also where shards had to stay; 1 a member did not answer or 
 
 
 @click.command("warm", epilog=_WARM_EPILOG)
-@click.argument("dataset", metavar="NAME[@VERSION]", type=PlaceType())
+@dataset_argument
 @where_and_replicas
 @flag("--dry-run", "Only say what is where now.")
 @json_and_progress
-def command(*, dataset: str, where: StoreOptions, dry_run: bool, as_json: bool) -> None:
+def command(*, dataset: DatasetPath, where: StoreOptions, dry_run: bool, as_json: bool) -> None:
     """Bring a dataset onto the nodes' SSDs, and verify it there.
 
     Prints, per node, what it holds of the dataset and has verified.
@@ -102,19 +101,19 @@ def command(*, dataset: str, where: StoreOptions, dry_run: bool, as_json: bool) 
     from deeplink.cache.catalog import Catalog
     from deeplink.ops.inventory import note_residency
 
-    config, place = where.config(), dataset_named(dataset)
+    config = where.config()
     catalog = Catalog(config.catalog)
-    index = catalog.open(place.name, place.version)
+    index = catalog.open(dataset.name, dataset.version)
     result = None
     with where.target(config) as to:
         if dry_run:
             found = _looked_at(index, to)
         else:
             with ShownProgress("warming", "copies of shards") as progress:
-                result = _warmed(index, place.name, to, _shown_on(progress))
+                result = _warmed(index, dataset.name, to, _shown_on(progress))
             found = result.residency
-    note_residency(config.catalog, place.name, index, found)
-    _say_warmed(place.name, index, found, result, as_json=as_json)
+    note_residency(config.catalog, dataset.name, index, found)
+    _say_warmed(dataset.name, index, found, result, as_json=as_json)
     if not dry_run and found.whole_shards < found.shards:
         raise click.exceptions.Exit(1)
 
@@ -204,7 +203,7 @@ def prefetch(
 ) -> None:
     """Warm the SSDs of nodes before a job starts there, or empty one ahead of its drain."""
     from deeplink.cache.replicate.warming import prefetch as bring
-    from deeplink.ops.pack_target import StandingAgents, chosen, moves_off, moves_to
+    from deeplink.ops.packing import StandingAgents, chosen, moves_off, moves_to
 
     if drain is not None and nodes is not None:
         raise click.UsageError("--nodes and --drain contradict each other")
@@ -261,12 +260,12 @@ def _say_moves(moves: Moves, done: Prefetched | None, *, as_json: bool) -> None:
 
 
 @click.command("evict", epilog=_EVICT_EPILOG)
-@click.argument("dataset", metavar="NAME[@VERSION]", type=PlaceType())
+@dataset_argument
 @where_options
 @flag("--force", "Also what is shared, what a job needs, what cannot be had again.")
 @flag("--dry-run", "Only say what would become of each shard.")
 @json_option()
-def evict(*, dataset: str, where: StoreOptions, force: bool, dry_run: bool, as_json: bool) -> None:
+def evict(*, dataset: DatasetPath, where: StoreOptions, force: bool, dry_run: bool, as_json: bool) -> None:
     """Drop a dataset's shards from the nodes' SSDs, as far as they can be had again.
 
     Shards that a running job needs, or another dataset has, stay too.
@@ -274,13 +273,13 @@ def evict(*, dataset: str, where: StoreOptions, force: bool, dry_run: bool, as_j
     from deeplink.cache.catalog import Catalog
     from deeplink.ops.inventory import drop, note_dropped, outcome_of, shards_to_drop
 
-    config, place = where.config(), dataset_named(dataset)
+    config = where.config()
     catalog = Catalog(config.catalog)
-    shards, shared = shards_to_drop(catalog, place, force=force)
+    shards, shared = shards_to_drop(catalog, dataset, force=force)
     with where.target(config) as to:
-        found, problems = drop(shards, to.config, to.members, to.token, force=force, dry_run=dry_run)
+        found, problems = drop(shards, to, force=force, dry_run=dry_run)
     if not dry_run:
-        note_dropped(catalog, place.name, found)
+        note_dropped(catalog, dataset.name, found)
     _say_evicted(found, problems, shared, dry_run=dry_run, as_json=as_json)
     failed = any(outcome_of(shard) == "failed" for held in found.values() for shard in held)
     if problems or failed:
@@ -312,3 +311,59 @@ def _say_evicted(
         click.echo(f"kept {counted(count, 'shard')} that {other} has too; --force drops what is shared")
     for problem in problems:
         click.echo(problem, err=True)
+
+
+_MOST_KEPT = 5
+
+
+@click.command(
+    "rm",
+    epilog="""
+Nothing is removed while a running job needs one of its shards, or while a node that should say so does not answer.
+Shards that another dataset has too stay, and so do the source and the packed home. An index stays in the catalog
+under a hidden name for a week, for jobs that have it open.
+
+\b
+Examples:
+  deeplink rm imagenet --dry-run             what would be removed, and what would stay
+  deeplink rm imagenet                       from the catalog, and from the configured members or this node's store
+  deeplink rm imagenet@3f2a                  one version that is not the newest
+  salloc -N4 deeplink rm imagenet            from the SSDs of four nodes
+
+\b
+Exit codes: 0 done, 1 nothing or not all was removed, 2 there is no such dataset.
+""",
+)
+@dataset_argument
+@where_options
+@flag("--dry-run", "Say what would be removed; change nothing.")
+@json_option()
+def rm(*, dataset: DatasetPath, where: StoreOptions, dry_run: bool, as_json: bool) -> int:
+    """Remove a dataset from the catalog, and its shards from the nodes' SSDs."""
+    from deeplink.cache.catalog import Catalog
+    from deeplink.ops.inventory import remove_dataset
+
+    config = where.config()
+    catalog = Catalog(config.catalog)
+    catalog.resolved(dataset.name, dataset.version)  # before agents are started for nothing
+    with where.target(config) as to:
+        found = remove_dataset(catalog, dataset, to, dry_run=dry_run)
+    if as_json:
+        print_json({**dataclasses.asdict(found), "dry_run": dry_run})
+    else:
+        _say_removed(found, dry_run=dry_run)
+    return int(bool(found.kept))
+
+
+def _say_removed(found: Removed, *, dry_run: bool) -> None:
+    would = "would be removed" if dry_run else "removed"
+    what = counted(len(found.versions), "version")
+    click.echo(f"{found.name}: {would}: {what}, {counted(found.shards, 'shard')} on nodes, {sized(found.bytes)}")
+    for other, count in found.shared.items():
+        click.echo(f"kept {counted(count, 'shard')} that {other} has too")
+    if found.home:
+        click.echo(f"its packed home {found.home} stays as it is")
+    for copy, why in list(found.kept.items())[:_MOST_KEPT]:
+        click.echo(f"kept {copy}: {why}", err=True)
+    if len(found.kept) > _MOST_KEPT:
+        click.echo(f"and {len(found.kept) - _MOST_KEPT} more", err=True)

@@ -46,7 +46,7 @@ SLICE_S = 0.25
 
 _EPILOG = """
 It acts only with --act: drains and downs nodes proved dead (needs an operator's rights in Slurm), requeues jobs
-with the bad nodes excluded. Without it says what it would do. It touches only jobs that send it heartbeats
+with the bad nodes excluded. Without --act it says what it would do. It touches only jobs that send it heartbeats
 (`deeplink run` does, when DEEPLINK_WATCH is set), and believes those of a job's owner alone, as MUNGE proves. It
 may be killed at any moment: started again, it finishes what it began. Of two with one journal, one leads and the
 other waits.

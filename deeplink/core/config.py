@@ -118,8 +118,8 @@ def _as_path(origin: str, key: str, value: Any, *, may_be_empty: bool) -> Path |
 
 def _as_number(origin: str, key: str, value: Any) -> int:
     try:
-        number = int(value)
-    except (TypeError, ValueError):
+        number = int(str(value))  # as text: 2.7 and true are none
+    except ValueError:
         raise ConfigError(origin, key, f"expected a whole number, got {value!r}") from None
     if number <= 0:
         raise ConfigError(origin, key, f"must be positive, got {number}")

@@ -96,7 +96,7 @@ def serve_metrics(bind: str, registry: CollectorRegistry, token: str = "") -> Ca
     With a token only who shows it (`Authorization: Bearer`) is answered.
     """
     host, _, port = bind.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal():
         raise _not_served(bind, "not HOST:PORT")
     host = host.strip("[]")
 

@@ -98,12 +98,8 @@ def write_text(final: Path, text: str, *, mode: int | None = None, durable: bool
 def write_unsynced(final: Path, data: bytes | memoryview) -> None:
     """Write a file that appears whole or not at all, and may be lost with the machine; makes its folder."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    draft = _draft_of(final)
-    try:
+    with published_file(final, durable=False) as draft:
         draft.write_bytes(data)
-        draft.replace(final)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def kept_object(path: Path) -> dict[str, Any]:

@@ -97,16 +97,13 @@ _SCRATCH = "scratch/local"
 _BELOW = ("", "ssd", "nvme", "scratch", "tmp")
 
 
-class SharedStoreError(DeepLinkError):
-    """Several nodes have one folder as their store: each would take the others' shards for its own copies."""
-
-    def __init__(self, store: str, nodes: str) -> None:
-        super().__init__(
-            f"store {store}: {nodes} share it, and a store is one node's own",
-            remedy="Put a folder of the nodes' own disks into ~/.config/deeplink/config.toml, such as "
-            f"{NAME_STORE}",
-            exit_code=2,
-        )
+def shared_store(store: str, nodes: str) -> DeepLinkError:
+    """Return the error of nodes with one folder as their store: each would take the others' shards for its own."""
+    return DeepLinkError(
+        f"store {store}: {nodes} share it, and a store is one node's own",
+        remedy=f"Put a folder of the nodes' own disks into ~/.config/deeplink/config.toml, such as {NAME_STORE}",
+        exit_code=2,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
 """The whole main job told as a story: `make demo`.
 
-Other packages import: `lesson`, `stage`, `story`.
+Other packages import: `stage`, `story`.
 """

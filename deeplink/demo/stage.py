@@ -11,9 +11,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-from typing_extensions import override
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import write_text
@@ -40,44 +38,6 @@ def demo_failed(problem: str, said: str) -> DeepLinkError:
     return DeepLinkError(f"{problem}{detail}", remedy="`make demo KEEP=1` leaves everything up to look at.")
 
 
-class Stage(Protocol):
-    """A place with nodes, where a job can be run and a node be killed."""
-
-    backend: str  # what plays the cluster, for the facts
-    says: str  # what it is and what it lacks, for people
-    home: Path  # the user's home, where the job runs; every node sees it
-    catalog: Path  # the user's catalog of datasets
-    job_folder: Path  # what the launcher of the job writes; known once it was submitted
-
-    def pack(self, source: Path, name: str, *options: str) -> dict[str, Any]:
-        """Pack a folder onto the SSDs of four nodes and return what `deeplink pack --json` says."""
-        ...
-
-    def submit(self, command: Sequence[str]) -> str:
-        """Start the job: the ranks of `command` on four nodes, and one to spare. Returns how it is called."""
-        ...
-
-    def leaf(self, node: str) -> str:
-        """Return the leaf switch a node hangs on; empty where there is no fabric."""
-        ...
-
-    def ended(self) -> bool:
-        """Tell whether the job has ended."""
-        ...
-
-    def output(self) -> str:
-        """Return what the job wrote."""
-        ...
-
-    def kill(self, node: str) -> str:
-        """Take a node away at once; returns how, for people."""
-        ...
-
-    def close(self) -> None:
-        """Take everything down."""
-        ...
-
-
 def _packed(argv: Sequence[str], env: Mapping[str, str] | None = None) -> dict[str, Any]:
     # Its progress bar is for people: standard error stays the terminal's.
     process = processes.spawn(argv, env=env, stdout=processes.PIPE)
@@ -93,7 +53,7 @@ def _packed(argv: Sequence[str], env: Mapping[str, str] | None = None) -> dict[s
     return facts
 
 
-class SandboxStage(Stage):
+class SandboxStage:
     """A real Slurm cluster in network namespaces; without root, or if asked for, of several slurmd on loopback."""
 
     def __init__(self, name: str, data: Path, *, loopback: bool = False) -> None:
@@ -110,14 +70,14 @@ class SandboxStage(Stage):
         store = f'store = "{self._sandbox.ssd_in_jobs}/deeplink"\n'
         self._sandbox.run(CTL, ["tee", ".config/deeplink/config.toml"], stdin=store)
 
-    @override
     def pack(self, source: Path, name: str, *options: str) -> dict[str, Any]:
+        """Pack a folder onto the SSDs of four nodes and return what `deeplink pack --json` says."""
         argv = ["salloc", "--quiet", f"--nodes={PACK_NODES}", "--exclusive"]
         argv += ["deeplink", "pack", str(source), name, "--json", *options]
         return _packed(self._sandbox.inside(CTL, argv))
 
-    @override
     def submit(self, command: Sequence[str]) -> str:
+        """Start the job: the ranks of `command` on four nodes, and one to spare. Returns how it is called."""
         script = ["#!/bin/bash", f"#SBATCH --nodes={RANKS + SPARES}", "#SBATCH --exclusive"]
         script += ["#SBATCH --job-name=demo", "#SBATCH --output=demo.log"]
         script += [f"exec deeplink run --spares {SPARES} -- {shlex.join(command)}", ""]
@@ -129,35 +89,35 @@ class SandboxStage(Stage):
         self.job_folder = self.home / ".local" / "state" / "deeplink" / "jobs" / self._job
         return f"Slurm job {self._job}"
 
-    @override
     def leaf(self, node: str) -> str:
+        """Return the leaf switch a node hangs on; empty where there is no fabric."""
         return self._sandbox.shape.above(node)
 
-    @override
     def ended(self) -> bool:
+        """Tell whether the job has ended."""
         state = self._sandbox.run(CTL, ["squeue", "-h", "--states=all", "-o", "%T", "-j", self._job])
         return state.code == 0 and state.stdout.strip() not in LIVE_STATES
 
-    @override
     def output(self) -> str:
+        """Return what the job wrote."""
         try:
             return (self.home / "demo.log").read_text(errors="replace")
         except FileNotFoundError:
             return ""
 
-    @override
     def kill(self, node: str) -> str:
+        """Take a node away at once; returns how, for people."""
         self._sandbox.crash(node)
         if self.backend == "slurm":
             return "its link was cut, then everything on it died at once, as in a power loss"
         return "everything on it was killed at once (no link to cut here)"
 
-    @override
     def close(self) -> None:
+        """Take everything down."""
         self._sandbox.down()
 
 
-class LocalStage(Stage):
+class LocalStage:
     """This machine alone: the same job under `deeplink run --local`, for where no Slurm can be had."""
 
     def __init__(self, because: str) -> None:
@@ -178,14 +138,14 @@ class LocalStage(Stage):
             "DEEPLINK_STATE": str(self.home / "state"),
         }
 
-    @override
     def pack(self, source: Path, name: str, *options: str) -> dict[str, Any]:
+        """Pack a folder onto the SSDs of four nodes and return what `deeplink pack --json` says."""
         argv = [sys.executable, "-m", "deeplink", "pack", str(source), name, "--json", "--local", str(PACK_NODES)]
         argv += options
         return _packed(argv, self._env)
 
-    @override
     def submit(self, command: Sequence[str]) -> str:
+        """Start the job: the ranks of `command` on four nodes, and one to spare. Returns how it is called."""
         argv = [sys.executable, "-m", "deeplink", "run", "--local", str(RANKS + SPARES), "--spares", str(SPARES)]
         write_text(self.home / "train.sh", shlex.join([*argv, "--", *command]) + "\n")
         with (self.home / "demo.log").open("wb") as log:
@@ -194,24 +154,24 @@ class LocalStage(Stage):
             )
         return "the local job"
 
-    @override
-    def leaf(self, node: str) -> str:
+    def leaf(self, node: str) -> str:  # noqa: ARG002 - there is no fabric
+        """Return the leaf switch a node hangs on; empty where there is no fabric."""
         return ""
 
-    @override
     def ended(self) -> bool:
+        """Tell whether the job has ended."""
         if self.job_folder == Path():
             # Its folder is named by its id, which is the time it started.
             for folder in sorted((self.home / "state" / "jobs").glob("*/events.jsonl")):
                 self.job_folder = folder.parent
         return self._process is not None and self._process.poll() is not None
 
-    @override
     def output(self) -> str:
+        """Return what the job wrote."""
         return (self.home / "demo.log").read_text(errors="replace")
 
-    @override
     def kill(self, node: str) -> str:
+        """Take a node away at once; returns how, for people."""
         # Ranks and agents know which node they play: everything that does is this node.
         marks = {f"DEEPLINK_NODE={node}".encode()}
         for entry in Path("/proc").glob("[0-9]*"):
@@ -222,8 +182,12 @@ class LocalStage(Stage):
                     os.kill(int(entry.name), signal.SIGKILL)
         return "its agent and its ranks were killed at once"
 
-    @override
     def close(self) -> None:
+        """Take everything down."""
         if self._process is not None:
             end_process(self._process)
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+Stage: TypeAlias = SandboxStage | LocalStage
+"""A place with nodes, where a job can be run and a node be killed."""

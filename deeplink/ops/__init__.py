@@ -1,5 +1,4 @@
-"""Joins cache and scheduler: submitting near the data, packing onto nodes, inventory, calibration.
+"""Joins cache and scheduler: submitting near the data, packing onto nodes, inventory.
 
-Other packages import: `calibration`, `inventory`, `pack_target`, `packing`, `removal`, `submit`,
-`topology_reading`, `waiting_jobs`.
+Other packages import: `inventory`, `packing`, `submit`, `topology_reading`.
 """

@@ -1,4 +1,4 @@
-"""Asks the nodes for their shards, drops them, and checks that what they hold is what was packed."""
+"""Asks nodes for their shards, drops them, removes datasets, and checks that they hold what was packed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from deeplink.cache.replicate import residency
 from deeplink.cache.replicate.fetching import rows_of
 from deeplink.cache.replicate.fill import ask_to_evict, evict
 from deeplink.cache.replicate.shard_recovery import KnownShards, ReplicaLookup, stat_member
-from deeplink.cache.source.home import open_home
+from deeplink.cache.source.home import FolderHome, home_beside, open_home
 from deeplink.cache.source.opening import source_cap
 from deeplink.cache.store.store import Store
 from deeplink.cache.transfer.fleet import MemberPool
 from deeplink.core.clock import SystemClock
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.text import counted, listed
 from deeplink.core.types import NodeName, ShardId
 from deeplink.v1 import cache_pb2
 
@@ -44,12 +46,25 @@ if TYPE_CHECKING:
     from deeplink.fs.library import DatasetPath
 
     Dropped = Mapping[NodeName, Sequence[cache_pb2.EvictedShard]]
+    from collections.abc import Mapping, Sequence
+
+    from deeplink.core.types import Version
 
 log = logging.getLogger(__name__)
 
 AT_HOME = NodeName("packed home")
 _ASKED_AT_ONCE = 16
 _BATCH_BYTES, _BATCH_SAMPLES = 16 << 20, 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PackTarget:
+    """The stores that a command is about: of members, or this node's."""
+
+    config: Config  # the store is this node's own, or where shards wait on their way
+    members: tuple[Member, ...]  # none: this node's store alone
+    token: str
+    stores: str  # what they are, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,14 +220,7 @@ def shards_of(catalog: Catalog, name: str, *, but: str = "") -> set[str]:
 
 
 def drop(
-    shards: Sequence[ShardId],
-    config: Config,
-    members: Sequence[Member],
-    token: str,
-    *,
-    dry_run: bool,
-    force: bool = False,
-    last_copies: bool = False,
+    shards: Sequence[ShardId], to: PackTarget, *, dry_run: bool, force: bool = False, last_copies: bool = False
 ) -> tuple[Dropped, list[str]]:
     """Have members, or without any this node, drop shards; return what became of each, and the problems.
 
@@ -220,16 +228,16 @@ def drop(
     """
     how = {"dry_run": dry_run, "force": force, "last_copies": last_copies}
     found: dict[NodeName, Sequence[cache_pb2.EvictedShard]] = {}
-    if not members:
-        clock, store = SystemClock(), Store(config.store, make=False)
+    if not to.members:
+        config, clock, store = to.config, SystemClock(), Store(to.config.store, make=False)
         known = KnownShards(Catalog(config.catalog), clock)
         recovery = ReplicaLookup(node_name(config), "", known, source_cap(config, clock), clock)
         found[node_name(config)] = evict(store, shards, recovery, clock, **how).shards
     problems: list[str] = []
     # One after another: what one member drops the next one must not count on.
-    for member in members:
+    for member in to.members:
         try:
-            found[member.name] = ask_to_evict(member, token, shards, **how)
+            found[member.name] = ask_to_evict(member, to.token, shards, **how)
         except MemberError as problem:
             problems.append(str(problem))
     return found, problems
@@ -366,3 +374,98 @@ def batches(lengths: np.ndarray, most_bytes: int, most_samples: int) -> Iterator
         count = max(int(np.searchsorted(ends, most_bytes, side="right")), 1)
         yield slice(start, start + count)
         start += count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """What was removed, or would be."""
+
+    name: str
+    versions: tuple[Version, ...]
+    shards: int  # copies on nodes
+    bytes: int  # of these
+    shared: Mapping[str, int]  # shards that stay, by the dataset that has them too
+    kept: Mapping[str, str]  # by shard and node: why a copy stays all the same
+    home: str  # where all shards are kept besides, and stay
+
+
+def remove_dataset(catalog: Catalog, place: DatasetPath, to: PackTarget, *, dry_run: bool) -> Removed:
+    """Remove a dataset, or one version of it, and its shards from the SSDs that are asked.
+
+    Raises:
+        DatasetMissingError, CatalogError: there is no such dataset or version, or it is the newest of several.
+        DeepLinkError: a running job reads it, or a node does not say whether one does; nothing was removed.
+    """
+    chosen = catalog.resolved(place.name, place.version) if place.version else None
+    shards, shared = shards_to_drop(catalog, place, force=False)
+    if chosen:
+        catalog.check_removable(place.name, chosen)
+    versions: tuple[Version, ...] = (chosen,) if chosen else tuple(catalog.versions(place.name))
+    record = catalog.record(place.name, versions[-1])
+    done = _refused_if_read(place, shards, to)
+    if not dry_run:
+        if chosen:
+            catalog.remove(place.name, chosen)
+        else:
+            catalog.remove_all(place.name)
+        # What only this dataset could bring back goes too, but nothing that a job has begun to read since.
+        done, problems = drop(shards, to, last_copies=True, dry_run=False)
+        if chosen:
+            note_dropped(catalog, place.name, done)
+        if problems:
+            raise DeepLinkError(f"removed from the catalog, but not from every node: {'; '.join(problems)}")
+    copies = [(node, one) for node, held in done.items() for one in held if outcome_of(one) != "absent"]
+    return Removed(
+        name=place.name,
+        versions=versions,
+        shards=sum(outcome_of(one) == "gone" for _, one in copies),
+        bytes=sum(one.bytes for _, one in copies if outcome_of(one) == "gone"),
+        shared=shared,
+        kept={f"{one.id} on {node}": one.problem for node, one in copies if outcome_of(one) != "gone"},
+        home=record.home if record else "",
+    )
+
+
+def _refused_if_read(place: DatasetPath, shards: Sequence[ShardId], to: PackTarget) -> Dropped:
+    """Return what would become of the shards, unless a job needs one of them or that is not known."""
+    planned, problems = drop(shards, to, last_copies=True, dry_run=True)
+    if problems:
+        raise DeepLinkError(
+            f"whether a job reads {place} is not known, so nothing is removed: {'; '.join(problems)}",
+            remedy="Start those agents, or name the others by --members.",
+        )
+    reading: dict[NodeName, int] = {}
+    for node, held in planned.items():
+        if count := sum(outcome_of(one) == "needed" for one in held):
+            reading[node] = count
+    if reading:
+        raise DeepLinkError(
+            f"a running job reads {counted(sum(reading.values()), 'shard')} of {place} on {listed(reading)}: "
+            "nothing is removed",
+            remedy="Wait until the job ends, or cancel it.",
+        )
+    return planned
+
+
+def orphans(catalog: Catalog, name: str, version: Version) -> tuple[str, list[str]]:
+    """Return the home of a version, and its shards there that no other version in the catalog, and no part, has.
+
+    Empty where it is not the catalog's own home: other catalogs may count on that. Raises DeepLinkError where the
+    index of the version, or a part's, cannot be read.
+    """
+    parts = unmerged(catalog)
+    index = catalog.open(name, version)
+    if index.home != home_beside(catalog.root):
+        return "", []
+    left = {entry.id for entry in index.shards}.difference(*parts.values())
+    for other in catalog.names(lost=True):
+        left -= shards_of(catalog, other, but=version if other == name else "")
+    return index.home, sorted(left)
+
+
+def remove_at_home(url: str, name: str, version: Version, shards: list[str]) -> None:
+    """Remove an index and shards from a home in a folder."""
+    home = FolderHome(url)
+    home.remove_index(name, version)
+    for shard in shards:
+        home.remove(ShardId(shard))

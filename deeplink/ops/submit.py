@@ -1,4 +1,4 @@
-"""`deeplink sbatch`: the hint at nodes, the submission itself, and its record."""
+"""Hints for nodes: `deeplink sbatch` makes one, submits and keeps the record; `deeplink plan` looks after it."""
 
 from __future__ import annotations
 
@@ -18,23 +18,32 @@ from deeplink.core.clock import SystemClock
 from deeplink.core.config import load_config
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import write_unsynced
-from deeplink.scheduler.placement.hint.decide import MachineSpeeds, Trial, trial_of, unasked
+from deeplink.scheduler.placement.hint.decide import MachineSpeeds, Trial, trial_of, tried, unasked
 from deeplink.scheduler.placement.hint.decision import Decision, HintKind, Recorded, Why, append, job_folder
-from deeplink.scheduler.placement.hint.making import HeldDecision, Means, Sources, make, options_of
+from deeplink.scheduler.placement.hint.making import (
+    HeldDecision,
+    Means,
+    Sources,
+    make,
+    options_of,
+    survey,
+    without,
+)
 from deeplink.scheduler.placement.request import DataResidency
 from deeplink.scheduler.slurm import command
-from deeplink.scheduler.slurm.nodeset import unfold
+from deeplink.scheduler.slurm.nodeset import fold, unfold
 from deeplink.scheduler.slurm.submission import without_outer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from deeplink.core.config import Config
     from deeplink.core.types import NodeName
     from deeplink.scheduler.placement.hint.cluster_survey import Ties
-    from deeplink.scheduler.placement.hint.decide import Surroundings
-    from deeplink.scheduler.placement.hint.decision import Ask
+    from deeplink.scheduler.placement.hint.decide import Surroundings, Weighed
+    from deeplink.scheduler.placement.hint.decision import Ask, Decision
+    from deeplink.scheduler.placement.hint.reconcile import Mine, SurveyedCluster
     from deeplink.scheduler.slurm.submission import Ours, SbatchLine, Submission
 
 AGREED_S = 60.0  # how long the watchdog's answer is kept
@@ -279,3 +288,68 @@ def _switches() -> Ties:
     from deeplink.scheduler.topology.sources.slurm_topology import fabric_from_switches
 
     return Ties(fabric_from_switches(Slurm(command.within(ANSWER_S)).topology()))
+
+
+MOST_AT_ONCE = 4
+"""Jobs for which nodes bring data at the same time: each is a process here."""
+
+
+def surveyed(config: Config, jobs: Sequence[Mine]) -> SurveyedCluster:
+    """Return the cluster as it is now, for these jobs; one question to Slurm, and two for each hint by name."""
+    from deeplink.scheduler.placement.hint.reconcile import SurveyedCluster
+
+    now, site = survey(sources_of(config, command.run))
+    data = {job.ask.data for job in jobs if job.ask.data}
+    machines = machines_of(config) if any(job.ask.profile for job in jobs) else MachineSpeeds()
+    settle = partial(_settled, config)
+    return SurveyedCluster(now, site, settle, {names: residency_of(names, config)[0] for names in data}, machines)
+
+
+def _settled(config: Config, ask: Ask, weighed: Weighed, kept: frozenset[NodeName]) -> Decision:
+    """Hold a hint for a waiting job against what Slurm would do with another one that asks the same."""
+    from deeplink.scheduler.placement.hint.ask import options_for
+
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SBATCH_", "SLURM_"))}
+    env |= {"SLURM_TIME_FORMAT": "standard"} | {
+        name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ
+    }
+
+    def trial(options: tuple[str, ...]) -> Trial:
+        asked = options_for(ask, kept)
+        argv = ("sbatch", "--test-only", *options, *asked, "--output=/dev/null", "--wrap=true")
+        return trial_of(command.finish(argv, timeout_s=TRIAL_S, env=env).stderr, unfold)
+
+    def stands(hint: Weighed) -> Weighed:
+        problem = agreed(config)
+        return without(hint, Why.NOT_LOOKED_AFTER, problem) if problem else hint
+
+    return tried(weighed, trial, stands)
+
+
+class BackgroundPrefetch:
+    """Starts `deeplink prefetch` in the background, when nodes were named for a job with data."""
+
+    def __init__(self, config: Config, say: Callable[[str], None]) -> None:
+        self._members, self._say = config.members, say
+        self._log = config.state / "plan" / "prefetch.log"
+        self._running: list[int] = []
+
+    def __call__(self, job: int, data: tuple[str, ...], nodes: Sequence[NodeName]) -> None:
+        """Have nodes bring a job's data."""
+        from deeplink.scheduler.placement.hint.planner import MOST_LOG
+
+        if not self._members:
+            return
+        self._running = [number for number in self._running if not command.has_ended(number)]
+        if len(self._running) >= MOST_AT_ONCE:
+            self._say(f"job {job}: its nodes are not warmed: {MOST_AT_ONCE} jobs' nodes are at it")
+            return
+        argv = (sys.executable, "-P", "-m", "deeplink", "prefetch", "--nodes", fold(nodes), "--", *data)
+        try:
+            if not self._running and self._log.exists() and self._log.stat().st_size > MOST_LOG:
+                os.truncate(self._log, 0)
+            self._running.append(command.detach(argv, self._log))
+        except (DeepLinkError, OSError) as problem:
+            self._say(f"job {job}: its nodes are not warmed: {problem}")
+            return
+        self._say(f"job {job}: {fold(nodes)} bring {', '.join(data)} (process {self._running[-1]}, {self._log})")

@@ -1,6 +1,6 @@
 """Serves paths below packed folders from the cache to code that opens files: `deeplink run --paths`, or `install`.
 
-Other packages import: `packed_folder`, `patches`, `roots`.
+Other packages import: `packed_folder`, `patches`, `routing`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def install(*names: str, config: Config | None = None) -> list[str]:
 
     Raises:
         DatasetMissingError: there is no such dataset, or not this version of it.
-        PathsError: no dataset was packed from a folder, or one that is named was not; or they are too many.
+        DeepLinkError: no dataset was packed from a folder, or one that is named was not; or they are too many.
         ConfigError: the configuration cannot be used.
     """
     from deeplink.paths.packed_folder import packed_roots  # noqa: PLC0415

@@ -26,7 +26,7 @@ from deeplink.core.errors import DeepLinkError
 from deeplink.core.ranged_file import RangedFile
 from deeplink.core.types import Version
 from deeplink.fs.library import DatasetPath, DatasetTree, LongSample, PathEntry, TreeEntry
-from deeplink.paths.roots import MOST_TEXT, ROOTS_VARIABLE, PackedRoot, environment
+from deeplink.paths.routing import MOST_TEXT, ROOTS_VARIABLE, PackedRoot, environment
 from deeplink.scheduler.slurm.munge import vouch
 
 if TYPE_CHECKING:
@@ -58,26 +58,22 @@ def summed(every: Iterable[ReadStats]) -> ReadStats:
     return ReadStats(**counts, longest_wait_s=longest)
 
 
-class PathsError(DeepLinkError):
-    """There is no folder to serve paths below, or there are too many."""
-
-    exit_code = 2
-
-
 def packed_roots(names: Sequence[str] = (), config: Config | None = None) -> list[PackedRoot]:
     """Return the folders that datasets were packed from: of those named (`NAME[@VERSION]`), else of all."""
     config = config or load_config()
     catalog = Catalog(config.catalog)
     found = [root for text in names or catalog.names() if (root := _root(catalog, text, named=bool(names)))]
     if not found:
-        raise PathsError(
+        raise DeepLinkError(
             f"no dataset of the catalog {catalog.root} was packed from a folder",
             remedy="`deeplink pack FOLDER NAME` packs one; then paths below FOLDER are served.",
+            exit_code=2,
         )
     if len(os.fsencode(environment(found, {})[ROOTS_VARIABLE])) > MOST_TEXT:
-        raise PathsError(
+        raise DeepLinkError(
             f"the catalog {catalog.root} has {len(found)} folders: too many for one variable",
             remedy="Name the datasets whose paths are to be served.",
+            exit_code=2,
         )
     return found
 
@@ -97,9 +93,10 @@ def _root(catalog: Catalog, text: str, *, named: bool) -> PackedRoot | None:
     if folder.startswith("/") and "\n" not in folder:
         return PackedRoot(folder, place.name, version)
     if named:
-        raise PathsError(
+        raise DeepLinkError(
             f"dataset {place.name!r} was packed from {source}: no path leads there",
             remedy="Read it by `deeplink.Dataset`, or as deeplink:// (docs/reading.md).",
+            exit_code=2,
         )
     return None
 

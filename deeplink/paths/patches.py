@@ -9,8 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from deeplink.paths.roots import ROOTS_VARIABLE, STARTUP, PackedRoot, environment, roots_in
-from deeplink.paths.routing import Real, ServedPaths
+from deeplink.paths.routing import ROOTS_VARIABLE, STARTUP, PackedRoot, Real, ServedPaths, environment, roots_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

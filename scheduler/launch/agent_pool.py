@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from deeplink.core.admission import STRANGERS
 from deeplink.core.finding import Severity
 from deeplink.core.publish import leave_members
-from deeplink.core.store_place import SharedStoreError
+from deeplink.core.store_place import shared_store
 from deeplink.core.text import listed
 from deeplink.core.timeouts import LastAnswer
 from deeplink.core.types import format_members
@@ -203,7 +203,7 @@ class AgentPool:
 
     def _admit(self, facts: NodeFacts) -> None:
         if facts.shares_store:
-            raise SharedStoreError(facts.store, f"{facts.node} and {facts.shares_store}")
+            raise shared_store(facts.store, f"{facts.node} and {facts.shares_store}")
         STRANGERS.forget(facts.address)
         self._nodes[facts.name] = AgentMonitor(facts, self._clock.monotonic())
         self._are_as_before = False

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from typing import IO
 
     from deeplink.core.types import NodeName
-    from deeplink.scheduler.testbed.layout import Hardware, SandboxLayout
+    from deeplink.scheduler.testbed.lifecycle import Hardware
     from deeplink.scheduler.testbed.settings import User
+    from deeplink.scheduler.testbed.state import SandboxLayout
 
 __all__ = ["Machine", "Options", "Sandbox", "plan"]
 
@@ -75,8 +76,8 @@ class Sandbox:
             try:
                 loopback.sweep(layout, clock)
                 state.empty(layout)
-                drawn = lifecycle.draw(layout, shape or Shape(), options)
-                lifecycle.build(layout, drawn.record.settings, drawn.texts)
+                drawn, texts = lifecycle.draw(layout, shape or Shape(), options)
+                lifecycle.build(layout, drawn.settings, texts)
                 with lifecycle.started(layout, drawn, clock, options.wait_s) as (record, hardware):
                     sandbox = cls(layout, record, hardware, clock)
                     sandbox.await_idle(options.wait_s)

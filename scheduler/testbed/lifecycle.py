@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.scheduler.slurm import command
@@ -23,21 +23,22 @@ from deeplink.scheduler.testbed.errors import (
     bad_user,
     not_root,
 )
-from deeplink.scheduler.testbed.layout import DEFAULT_USER, SandboxLayout, choose_user, default_root
 from deeplink.scheduler.testbed.loopback import Loopback
 from deeplink.scheduler.testbed.namespaced import Namespaced, end_keeper, find_keeper
 from deeplink.scheduler.testbed.programs import SYSTEM_PATH, cache_folder, installed, missing, unpacked
 from deeplink.scheduler.testbed.settings import SandboxSettings
 from deeplink.scheduler.testbed.shape import CTL
+from deeplink.scheduler.testbed.state import DEFAULT_USER, SandboxLayout, choose_user, default_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from deeplink.scheduler.testbed.layout import Hardware
     from deeplink.scheduler.testbed.processes import ProcessId
     from deeplink.scheduler.testbed.settings import User
     from deeplink.scheduler.testbed.shape import Shape
 
+Hardware: TypeAlias = Namespaced | Loopback
+"""The running machines of one sandbox."""
 _KEY_BYTES = 128
 _CLOCK = SystemClock()
 
@@ -61,16 +62,8 @@ class Options:
     freezable: bool = False  # make the homes a file system of their own, so that shared storage can stall
 
 
-@dataclass(frozen=True, slots=True)
-class Blueprint:
-    """A sandbox on paper: what it is made of, and the text of every file."""
-
-    record: state.Record
-    texts: dict[Path, str]
-
-
-def draw(layout: SandboxLayout, shape: Shape, options: Options) -> Blueprint:
-    """Return the sandbox that comes of a shape and options, on this machine and for who we are."""
+def draw(layout: SandboxLayout, shape: Shape, options: Options) -> tuple[state.Record, dict[Path, str]]:
+    """Return what a sandbox of a shape and options is made of here, and for who we are; and each file's text."""
     if options.freezable and os.geteuid() != 0:
         raise not_root("up --freezable")
     if options.loopback or os.geteuid() != 0 or not _namespaces_allowed():
@@ -80,10 +73,10 @@ def draw(layout: SandboxLayout, shape: Shape, options: Options) -> Blueprint:
     wanted = _settings(shape, options, choose_user(options.user or DEFAULT_USER, layout))
     path = f"{sys.prefix}/bin:{SYSTEM_PATH}"
     texts = namespaced.files(wanted, layout, exposures(options), path)
-    return Blueprint(state.Record(settings=wanted, path=path), texts)
+    return state.Record(settings=wanted, path=path), texts
 
 
-def _on_loopback(layout: SandboxLayout, shape: Shape, options: Options) -> Blueprint:
+def _on_loopback(layout: SandboxLayout, shape: Shape, options: Options) -> tuple[state.Record, dict[Path, str]]:
     user = loopback.this_user(layout)
     if options.user not in {"", user.name, str(user.uid)}:
         raise bad_user(options.user, "without namespaces jobs run as who brings the sandbox up")
@@ -99,8 +92,7 @@ def _on_loopback(layout: SandboxLayout, shape: Shape, options: Options) -> Bluep
         programs=programs,
         addresses={machine: f"{address}:{port}" for machine, port in ports.items()},
     )
-    texts = settings.files(wanted, layout, loopback.place(layout, ports, programs, user))
-    return Blueprint(record, texts)
+    return record, settings.files(wanted, layout, loopback.place(layout, ports, programs, user))
 
 
 def _settings(shape: Shape, options: Options, user: User) -> SandboxSettings:
@@ -205,10 +197,9 @@ def running(layout: SandboxLayout, clock: Clock) -> tuple[state.Record, Hardware
 
 @contextmanager
 def started(
-    layout: SandboxLayout, drawn: Blueprint, clock: Clock, wait_s: float
+    layout: SandboxLayout, record: state.Record, clock: Clock, wait_s: float
 ) -> Iterator[tuple[state.Record, Hardware]]:
-    """Start what was drawn; it stays when the block ends well."""
-    record = drawn.record
+    """Start what the record says; it stays when the block ends well."""
     if record.programs is not None:
         with Loopback(layout, record.settings, record.programs, clock).started(wait_s) as hardware:
             yield record, hardware
@@ -219,7 +210,7 @@ def started(
 
 def plan(name: str, shape: Shape, options: Options) -> dict[Path, str]:
     """Return every file that `Sandbox.up` would write, scripts of the processes 1 included; nothing is done."""
-    return draw(layout_of(name), shape, options).texts
+    return draw(layout_of(name), shape, options)[1]
 
 
 def clear(name: str = "default", clock: Clock = _CLOCK) -> bool:

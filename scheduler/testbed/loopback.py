@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
+import select
 import signal
 import socket
 import sys
@@ -12,31 +12,32 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from typing_extensions import override
-
-from deeplink.core.clock import wait_until
+from deeplink.core.clock import SystemClock, wait_until
+from deeplink.core.prctl import become_subreaper
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.testbed import settings
 from deeplink.scheduler.testbed.errors import NotRunningError, SandboxError, did_not_start, not_root
-from deeplink.scheduler.testbed.layout import Hardware
 from deeplink.scheduler.testbed.processes import ProcessId, arguments, descendants, marked, table
 from deeplink.scheduler.testbed.shape import CTL
-from deeplink.scheduler.testbed.warden import STAY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from deeplink.core.clock import Clock
-    from deeplink.scheduler.testbed.layout import SandboxLayout
     from deeplink.scheduler.testbed.processes import ProcessEntry
     from deeplink.scheduler.testbed.programs import Programs
     from deeplink.scheduler.testbed.settings import DaemonPlace, SandboxSettings, User
+    from deeplink.scheduler.testbed.state import SandboxLayout
 
 MUNGE = "munge"
 _MARK = "DEEPLINK_SANDBOX_FOLDER"
 _ON = "DEEPLINK_SANDBOX_MACHINE"
 _END_S = 10.0
+STAY = b"stay\n"
+_LOOK_S = 0.5
+_WARDEN_END_S = 8.0
+_PAUSE_S = 0.01
 # Below the ports that Linux gives to outgoing connections (ip_local_port_range).
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 
@@ -112,7 +113,7 @@ def daemon(layout: SandboxLayout, programs: Programs, machine: str) -> list[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Loopback(Hardware):
+class Loopback:
     """The running machines of a sandbox on loopback."""
 
     layout: SandboxLayout
@@ -139,8 +140,8 @@ class Loopback(Hardware):
 
     def _start(self, machine: str) -> int:
         """Start a machine's warden, and return what to write to so that it stays."""
-        daemons = json.dumps([daemon(self.layout, self.programs, machine)])
-        argv = [sys.executable, "-m", "deeplink.scheduler.testbed.warden", daemons]
+        argv = [sys.executable, "-m", "deeplink.scheduler.testbed.loopback"]
+        argv += daemon(self.layout, self.programs, machine)
         env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH", "SRUN"))}
         env |= {**self.programs.env, "PATH": self.programs.path, "SLURM_CONF": str(self.layout.slurm_conf)}
         env[_MARK] = str(self.layout.folder)
@@ -164,12 +165,12 @@ class Loopback(Hardware):
     def _pid_file(self, machine: str) -> Path:
         return self.layout.boot / f"{machine}.pid"
 
-    @override
     def process_1(self, machine: str) -> ProcessId | None:
+        """Return the process that all others of a machine end with; None when it is powered off."""
         return ProcessId.kept(self._pid_file(machine))
 
-    @override
     def enter(self, machine: str, argv: Sequence[str], env: Mapping[str, str], *, root: bool) -> list[str]:
+        """Return the command that runs `argv` on a machine, in the user's home."""
         if root and os.geteuid() != 0:
             raise not_root("exec --root")
         if self.process_1(machine) is None:
@@ -180,16 +181,16 @@ class Loopback(Hardware):
         home = str(self.settings.user.home)
         return ["setpriv", "--pdeathsig=TERM", "env", "-i", "-C", home, *variables, *argv]
 
-    @override
     def cut(self, part: str) -> None:
+        """Take the cable out that connects a machine, leaf or spine to the switch above."""
         raise _no_network(f"cut {part}")
 
-    @override
     def heal(self, part: str) -> None:
+        """Put the cable back in; raises what `cut` raises."""
         raise _no_network(f"heal {part}")
 
-    @override
     def crash(self, machine: str, *, keep_link: bool) -> None:
+        """End all processes of a machine at once, its link cut first unless that is kept."""
         del keep_link
         warden = self.process_1(machine)
         if warden is None:
@@ -207,8 +208,8 @@ class Loopback(Hardware):
         jobs = {who for warden in wardens for who in descendants(warden.pid, processes)}
         return [who for who in found if who not in jobs]
 
-    @override
     def boot(self, machine: str, timeout_s: float) -> None:
+        """Start a crashed machine; on a running one start its daemon if that is gone, and heal its link."""
         warden = self.process_1(machine)
         if warden is None:
             handle = self._start(machine)
@@ -219,8 +220,8 @@ class Loopback(Hardware):
         if not wait_until(lambda: self.daemon(machine, table()) is not None, self.clock, timeout_s):
             raise did_not_start(machine, f"its daemon does not run after {timeout_s:g} s")
 
-    @override
     def daemon(self, machine: str, processes: Mapping[int, ProcessEntry]) -> int | None:
+        """Return the number, on the host, of a machine's Slurm daemon; None when it does not run."""
         warden = self.process_1(machine)
         if warden is None:
             return None
@@ -228,12 +229,12 @@ class Loopback(Hardware):
         below = descendants(warden.pid, processes)
         return next((who.pid for who in below if arguments(who.pid)[:1] == [program] and who.alive), None)
 
-    @override
     def links(self) -> dict[str, bool]:
+        """Return each cable by what hangs on it, and whether it is whole; empty where there are none."""
         return {}
 
-    @override
     def end(self) -> None:
+        """End every process of the sandbox."""
         sweep(self.layout, self.clock)
 
 
@@ -260,3 +261,80 @@ def sweep(layout: SandboxLayout, clock: Clock) -> None:
         who.send(signal.SIGKILL)
     if not ended:
         raise did_not_start("down", f"processes {[warden.pid for warden in wardens if warden.alive]} do not end")
+
+
+class Warden:
+    """Process 1 of a machine: keeps its daemon, and adopts every orphan, so that nothing of it gets away.
+
+    It ends, and with it everything below it, on SIGTERM, or when standard input ends before `stay` was read.
+    SIGHUP starts a daemon again that is gone.
+    """
+
+    def __init__(self, daemon: Sequence[str]) -> None:
+        self._daemon = daemon
+        self._running = 0  # the daemon's process id
+        self._ending = self._starting = False
+
+    def run(self) -> None:
+        """Return once all is over."""
+        become_subreaper()
+        reads, writes = os.pipe()
+        os.set_blocking(writes, False)
+        # Signals end the wait below through this pipe; what they mean is decided there.
+        signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGINT):
+            signal.signal(number, self._noted)
+        self._start()
+        stdin: int | None = sys.stdin.fileno()
+        while not self._ending:
+            ready, _, _ = select.select([reads, *([] if stdin is None else [stdin])], [], [], _LOOK_S)
+            if reads in ready:
+                os.read(reads, 4096)
+            if stdin in ready and stdin is not None:
+                if os.read(stdin, len(STAY)) != STAY:
+                    self._ending = True
+                stdin = None
+            self._reap()
+            if self._starting:
+                self._starting = False
+                self._start()
+        self._end()
+
+    def _noted(self, number: int, _frame: object) -> None:
+        if number == signal.SIGHUP:
+            self._starting = True
+        elif number != signal.SIGCHLD:
+            self._ending = True
+
+    def _start(self) -> None:
+        if not self._running:
+            # Should the warden be killed, its daemon goes with it.
+            process = command.spawn(["setpriv", "--pdeathsig=KILL", *self._daemon])
+            self._running = process.pid
+            process.returncode = 0  # `_reap` takes its exit code, as it does for every orphan
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            if pid == self._running:
+                self._running = 0
+
+    def _end(self) -> None:
+        clock = SystemClock()
+        deadline = clock.monotonic() + _WARDEN_END_S
+        while below := descendants(os.getpid(), table()):
+            for who in below:
+                who.send(signal.SIGKILL)
+            clock.sleep(_PAUSE_S)
+            self._reap()
+            if clock.monotonic() > deadline:
+                sys.exit(f"still there after {_WARDEN_END_S:g} s: {below}")
+
+
+if __name__ == "__main__":
+    Warden(sys.argv[1:]).run()

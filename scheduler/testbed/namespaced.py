@@ -10,13 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from typing_extensions import override
-
 from deeplink.core.clock import wait_until
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.testbed import settings, shape, tree
 from deeplink.scheduler.testbed.errors import NotRunningError, bad_name, did_not_start, not_exposed
-from deeplink.scheduler.testbed.layout import Hardware
 from deeplink.scheduler.testbed.processes import (
     ProcessId,
     arguments,
@@ -31,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from deeplink.core.clock import Clock
-    from deeplink.scheduler.testbed.layout import SandboxLayout
     from deeplink.scheduler.testbed.processes import ProcessEntry
     from deeplink.scheduler.testbed.settings import SandboxSettings
     from deeplink.scheduler.testbed.shape import Shape
+    from deeplink.scheduler.testbed.state import SandboxLayout
     from deeplink.scheduler.testbed.tree import Step
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sinfo", "ip", "unshare", "nsenter", "setpriv", "pivot_root")
@@ -240,7 +237,7 @@ def _await(
 
 
 @dataclass(frozen=True, slots=True)
-class Namespaced(Hardware):
+class Namespaced:
     """The running machines of a sandbox: all their processes end when the fabric's process 1, the keeper, ends."""
 
     layout: SandboxLayout
@@ -311,8 +308,8 @@ class Namespaced(Hardware):
     def _pid_file(self, name: str) -> Path:
         return self.layout.boot / f"{name}.pid"
 
-    @override
     def process_1(self, machine: str) -> ProcessId | None:
+        """Return the process that all others of a machine end with; None when it is powered off."""
         return ProcessId.kept(self._pid_file(machine))
 
     def _running(self, machine: str) -> ProcessId:
@@ -321,8 +318,8 @@ class Namespaced(Hardware):
             raise NotRunningError(machine, self.layout.name)
         return first
 
-    @override
     def enter(self, machine: str, argv: Sequence[str], env: Mapping[str, str], *, root: bool) -> list[str]:
+        """Return the command that runs `argv` on a machine, in the user's home."""
         user, first = self.settings.user, self._running(machine)
         uid, gid = (0, 0) if root else (user.uid, user.gid)
         become = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--pdeathsig=TERM"]
@@ -330,24 +327,24 @@ class Namespaced(Hardware):
         inside = ["nsenter", "-t", str(first.pid), "-a", *become, "env", "-i", "-C", str(user.home)]
         return [*inside, *variables, *argv]
 
-    @override
     def cut(self, part: str) -> None:
+        """Take the cable out that connects a machine, leaf or spine to the switch above."""
         self._ip([f"link set {cable(part)} down"])
 
-    @override
     def heal(self, part: str) -> None:
+        """Put the cable back in; raises what `cut` raises."""
         self._ip([f"link set {cable(part)} up"])
 
-    @override
     def crash(self, machine: str, *, keep_link: bool) -> None:
+        """End all processes of a machine at once, its link cut first unless that is kept."""
         first = self._running(machine)
         if not keep_link:
             self.cut(machine)
         first.send(signal.SIGKILL)
         wait_until(lambda: not first.alive, self.clock, _END_S)
 
-    @override
     def boot(self, machine: str, timeout_s: float) -> None:
+        """Start a crashed machine; on a running one start its daemon if that is gone, and heal its link."""
         first = self.process_1(machine)
         if first is None:
             self._start([machine], timeout_s)
@@ -359,8 +356,8 @@ class Namespaced(Hardware):
             if done.code:
                 raise did_not_start(machine, f"{start[0]} exited {done.code}", done.stderr)
 
-    @override
     def daemon(self, machine: str, processes: Mapping[int, ProcessEntry]) -> int | None:
+        """Return the number, on the host, of a machine's Slurm daemon; None when it does not run."""
         first = self.process_1(machine)
         if first is None:
             return None
@@ -368,8 +365,8 @@ class Namespaced(Hardware):
         below = descendants(first.pid, processes)
         return next((who.pid for who in below if arguments(who.pid)[:1] == [program] and who.alive), None)
 
-    @override
     def links(self) -> dict[str, bool]:
+        """Return each cable by what hangs on it, and whether it is whole; empty where there are none."""
         found = {}
         for line in self.in_fabric(["ip", "-br", "link"]).splitlines():
             device, *rest = line.split()
@@ -378,6 +375,6 @@ class Namespaced(Hardware):
                 found[part.removeprefix(cable(""))] = "UP" in rest[-1].strip("<>").split(",")
         return found
 
-    @override
     def end(self) -> None:
+        """End every process of the sandbox."""
         end_keeper(self.keeper, self.clock)

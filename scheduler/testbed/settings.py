@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from deeplink.core.types import NodeName
-    from deeplink.scheduler.testbed.layout import SandboxLayout
+    from deeplink.scheduler.testbed.state import SandboxLayout
 
 SSD = Path("/local/ssd")
 """Where every node of a sandbox with namespaces sees its own SSD."""

@@ -22,8 +22,7 @@ from deeplink.scheduler.testbed.cluster import Options, Sandbox
 from deeplink.scheduler.testbed.errors import SandboxError
 from deeplink.scheduler.testbed.lab import laboratory
 from deeplink.scheduler.testbed.lab.laboratory import How, Laboratory, Wound
-from deeplink.scheduler.testbed.lab.scene import processes_on
-from deeplink.scheduler.testbed.lab.steps import FaultStep, Verb
+from deeplink.scheduler.testbed.lab.scene import FaultStep, Verb, processes_on
 from deeplink.scheduler.testbed.processes import ProcessId, arguments
 from deeplink.scheduler.testbed.shape import CTL, Shape
 from tests.cluster.conftest import PATIENT, Factory

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.demo.lesson import has_torch
+from deeplink.demo.story import has_torch
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.recovery.records import IncidentOutcome
 from deeplink.scheduler.slurm.states import JobState

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.demo.lesson import has_torch
+from deeplink.demo.story import has_torch
 from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[2]

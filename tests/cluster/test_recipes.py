@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.demo.lesson import has_torch
+from deeplink.demo.story import has_torch
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.testbed.cluster import Sandbox
 from tests.cluster.jobs import folder_of, submit

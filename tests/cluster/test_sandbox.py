@@ -516,7 +516,7 @@ def test_a_cluster_on_loopback_leaves_nothing(fresh_sandbox: Factory) -> None:
         eventually(lambda: len(said(login, CTL, "ps", "ax").splitlines()) == before)
         assert said(login, CTL, "ls", "-A", "/tmp") == files
     up = login.run(CTL, ["deeplink", "sandbox", "up", "--nodes", "2"], env=env)
-    said(login, CTL, "pkill", "-9", "-f", "testbed.warden")
+    said(login, CTL, "pkill", "-9", "-f", "testbed.loopback")
     again = login.run(CTL, ["deeplink", "sandbox", "up", "--nodes", "2"], env=env)
     assert again.code == 0, again.stderr
     assert login.run(CTL, ["deeplink", "sandbox", "down"], env=env).code == 0

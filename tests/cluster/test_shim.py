@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from deeplink.demo.lesson import has_torch
+from deeplink.demo.story import has_torch
 from deeplink.scheduler.slurm.states import JobState
 from deeplink.scheduler.testbed.cluster import Sandbox
 from deeplink.scheduler.testbed.shape import Shape

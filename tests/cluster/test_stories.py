@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.demo.lesson import has_torch
+from deeplink.demo.story import has_torch
 from deeplink.scheduler.testbed.cluster import Sandbox
 from deeplink.scheduler.testbed.shape import CTL, Shape
 from tests.cluster.conftest import PATIENT

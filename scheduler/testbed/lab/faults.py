@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from deeplink.scheduler.testbed.errors import SandboxError
-from deeplink.scheduler.testbed.lab.disks import DRAIN, FAIL, FILL, LEAVE, READ_ONLY, SQUAT, STORE, WORK, WRITABLE
 from deeplink.scheduler.testbed.lab.plans import (
+    DATA,
+    DRAIN,
+    FAIL,
+    FILL,
+    LEAVE,
+    READ_ONLY,
     REBOOT_S,
+    RECEIVES,
+    SENDS,
+    SQUAT,
+    STORE,
+    WORK,
+    WRITABLE,
     agents_unanswered,
     checkpoint_torn,
     checkpoints_unreadable,
@@ -26,8 +37,7 @@ from deeplink.scheduler.testbed.lab.plans import (
     storage_readonly,
     watchdog_signal,
 )
-from deeplink.scheduler.testbed.lab.steps import Fault, FaultTarget
-from deeplink.scheduler.testbed.lab.traffic import DATA, RECEIVES, SENDS
+from deeplink.scheduler.testbed.lab.scene import Fault, FaultTarget
 
 _FAULTS = (
     Fault(
@@ -72,7 +82,7 @@ _FAULTS = (
         target=FaultTarget.RANK,
         like="a rank hangs (SIGSTOP): alive, silent, holding its GPU",
         undone="SIGCONT",
-        plan=signals("rank-stopped", "SIGSTOP", rank_processes),
+        plan=signals("SIGSTOP", rank_processes),
         network=False,
     ),
     Fault(
@@ -80,7 +90,7 @@ _FAULTS = (
         target=FaultTarget.RANK,
         like="a rank dies by a signal (SIGKILL), as by the kernel's out-of-memory killer",
         undone="cannot be: it is dead",
-        plan=signals("rank-killed", "SIGKILL", rank_processes),
+        plan=signals("SIGKILL", rank_processes),
         network=False,
     ),
     Fault(
@@ -104,7 +114,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="slurmd dies, the job's processes live",
         undone="slurmd is started, unless somebody has",
-        plan=daemon_signal("slurmd-killed", "SIGKILL"),
+        plan=daemon_signal("SIGKILL"),
         network=False,
     ),
     Fault(
@@ -120,7 +130,7 @@ _FAULTS = (
         target=FaultTarget.CONTROL,
         like="slurmctld dies: connections to it are refused",
         undone="slurmctld is started",
-        plan=daemon_signal("controller-down", "SIGKILL"),
+        plan=daemon_signal("SIGKILL"),
         network=False,
     ),
     Fault(
@@ -128,7 +138,7 @@ _FAULTS = (
         target=FaultTarget.CONTROL,
         like="slurmctld hangs: connections to it are accepted and not answered",
         undone="SIGCONT",
-        plan=daemon_signal("controller-frozen", "SIGSTOP"),
+        plan=daemon_signal("SIGSTOP"),
         network=False,
     ),
     Fault(
@@ -136,14 +146,14 @@ _FAULTS = (
         target=FaultTarget.CONTROL,
         like="`deeplink watch` dies without a word (SIGKILL)",
         undone="it is started again, as it was started before",
-        plan=watchdog_signal("watchdog-killed", "SIGKILL"),
+        plan=watchdog_signal("SIGKILL"),
     ),
     Fault(
         name="agents-silent",
         target=FaultTarget.ALL,
         like="a filter drops what all node agents send: all are silent at once, and no node is at fault",
         undone="the filter is gone",
-        plan=agents_unanswered("agents-silent"),
+        plan=agents_unanswered,
     ),
     Fault(
         name="storage-frozen",
@@ -217,7 +227,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="a filter drops what this node's agents send; slurmd and ranks are heard",
         undone="the filter is gone",
-        plan=agents_unanswered("agent-dropped"),
+        plan=agents_unanswered,
     ),
     Fault(
         name="slurmd-dropped",
@@ -231,7 +241,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="a job's node agent dies without a word (SIGKILL)",
         undone="cannot be: who started it may start it again",
-        plan=signals("agent-killed", "SIGKILL", program("node")),
+        plan=signals("SIGKILL", program("node")),
         network=False,
     ),
     Fault(
@@ -239,7 +249,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="a job's node agent hangs (SIGSTOP)",
         undone="SIGCONT",
-        plan=signals("agent-stopped", "SIGSTOP", program("node")),
+        plan=signals("SIGSTOP", program("node")),
         network=False,
     ),
     Fault(
@@ -247,7 +257,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="a job's `deeplink run` dies without a word (SIGKILL)",
         undone="cannot be: who started it may start it again",
-        plan=signals("launcher-killed", "SIGKILL", program("run")),
+        plan=signals("SIGKILL", program("run")),
         network=False,
     ),
     Fault(
@@ -255,7 +265,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="a job's `deeplink run` hangs (SIGSTOP)",
         undone="SIGCONT",
-        plan=signals("launcher-stopped", "SIGSTOP", program("run")),
+        plan=signals("SIGSTOP", program("run")),
         network=False,
     ),
     Fault(
@@ -263,7 +273,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="a job's node agent is ended (SIGTERM)",
         undone="cannot be: who started it may start it again",
-        plan=signals("agent-terminated", "SIGTERM", program("node")),
+        plan=signals("SIGTERM", program("node")),
         network=False,
     ),
     Fault(
@@ -271,7 +281,7 @@ _FAULTS = (
         target=FaultTarget.RANK,
         like="a rank is ended (SIGTERM)",
         undone="cannot be: it has ended",
-        plan=signals("rank-terminated", "SIGTERM", rank_processes),
+        plan=signals("SIGTERM", rank_processes),
         network=False,
     ),
     Fault(
@@ -279,7 +289,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="slurmd hangs (SIGSTOP): connections to it are accepted and not answered",
         undone="SIGCONT",
-        plan=daemon_signal("slurmd-stopped", "SIGSTOP"),
+        plan=daemon_signal("SIGSTOP"),
         network=False,
     ),
     Fault(
@@ -287,7 +297,7 @@ _FAULTS = (
         target=FaultTarget.NODE,
         like="slurmd is ended in order, as for an upgrade",
         undone="slurmd is started, unless somebody has",
-        plan=daemon_signal("slurmd-terminated", "SIGTERM"),
+        plan=daemon_signal("SIGTERM"),
         network=False,
     ),
     Fault(
@@ -295,7 +305,7 @@ _FAULTS = (
         target=FaultTarget.CONTROL,
         like="slurmctld is ended in order, as for an upgrade",
         undone="slurmctld is started",
-        plan=daemon_signal("controller-terminated", "SIGTERM"),
+        plan=daemon_signal("SIGTERM"),
         network=False,
     ),
     Fault(
@@ -303,14 +313,14 @@ _FAULTS = (
         target=FaultTarget.CONTROL,
         like="`deeplink watch` hangs (SIGSTOP)",
         undone="SIGCONT",
-        plan=watchdog_signal("watchdog-stopped", "SIGSTOP"),
+        plan=watchdog_signal("SIGSTOP"),
     ),
     Fault(
         name="watchdog-terminated",
         target=FaultTarget.CONTROL,
         like="`deeplink watch` is ended in order, as for an upgrade",
         undone="it is started again, as it was started before",
-        plan=watchdog_signal("watchdog-terminated", "SIGTERM"),
+        plan=watchdog_signal("SIGTERM"),
     ),
     Fault(
         name="disk-failing",

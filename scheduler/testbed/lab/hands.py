@@ -20,10 +20,9 @@ from deeplink.core.descriptors import opened
 from deeplink.core.publish import published_file
 from deeplink.scheduler.slurm import command
 from deeplink.scheduler.testbed import state
-from deeplink.scheduler.testbed.errors import NotRunningError, did_not_start
+from deeplink.scheduler.testbed.errors import did_not_start
 from deeplink.scheduler.testbed.lab import scene
-from deeplink.scheduler.testbed.lab.scene import Started
-from deeplink.scheduler.testbed.lab.steps import FaultStep, Verb
+from deeplink.scheduler.testbed.lab.scene import FaultStep, Started, Verb
 from deeplink.scheduler.testbed.namespaced import daemon_command
 from deeplink.scheduler.testbed.processes import ProcessId, arguments, table
 
@@ -161,12 +160,6 @@ def _write(sandbox: Sandbox, file: Path, text: str) -> None:
         draft.write_text(text, encoding="utf-8")
         if os.geteuid() == 0:  # before it appears: whom it is for may read and remove it at once
             os.chown(draft, sandbox.user.uid, sandbox.user.gid)
-
-
-def tolerant(sandbox: Sandbox, step: FaultStep) -> None:
-    """Do a step that takes a fault away: what is gone already need not be taken away."""
-    with suppress(NotRunningError):  # powered off since: nothing of a running machine is left
-        do(sandbox, step)
 
 
 def processes_of(words: Sequence[str]) -> list[ProcessId]:

@@ -6,24 +6,25 @@ import json
 import os
 import random
 import stat
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2s
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
+from deeplink.core.codec import from_row
 from deeplink.core.publish import write_text
 from deeplink.scheduler.testbed import processes, state
-from deeplink.scheduler.testbed.errors import SandboxError
+from deeplink.scheduler.testbed.errors import NotRunningError, SandboxError
 from deeplink.scheduler.testbed.lab import hands
 from deeplink.scheduler.testbed.lab import scene as looking
 from deeplink.scheduler.testbed.lab.faults import fault_of
-from deeplink.scheduler.testbed.lab.scene import Scene
-from deeplink.scheduler.testbed.lab.steps import Fault, FaultStep, FaultTarget, Verb, no_target
+from deeplink.scheduler.testbed.lab.scene import Fault, FaultStep, FaultTarget, Scene, Verb, no_target
 from deeplink.scheduler.testbed.processes import ProcessId
 from deeplink.scheduler.testbed.shape import CTL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from deeplink.scheduler.testbed.cluster import Sandbox
 
@@ -49,18 +50,6 @@ class Wound:
         """Whether it is of this fault and this target; an empty word stands for any."""
         return name in {"", self.name} and target in {"", self.target}
 
-    @classmethod
-    def of(cls, raw: Mapping[str, Any]) -> Self:
-        """Read what was written as JSON."""
-        undo = tuple(map(FaultStep.of, raw["undo"]))
-        return cls(
-            name=str(raw["name"]),
-            target=str(raw["target"]),
-            unix=float(raw["unix"]),
-            undo=undo,
-            done=bool(raw.get("done", True)),
-        )
-
 
 def read(path: Path) -> tuple[Wound, ...]:
     """Return the faults in effect, the oldest first."""
@@ -69,7 +58,7 @@ def read(path: Path) -> tuple[Wound, ...]:
     except FileNotFoundError:
         return ()
     try:
-        return tuple(map(Wound.of, json.loads(text)))
+        return tuple(from_row(Wound, raw) for raw in json.loads(text))
     except (KeyError, ValueError, TypeError, AttributeError) as problem:
         raise SandboxError(
             f"{path} is damaged ({type(problem).__name__}: {problem})",
@@ -116,7 +105,7 @@ class Laboratory:
                 "Bring the sandbox up as root, without --loopback.",
             )
         where = self._target(fault, target or self._drawn(fault, random.Random(seed)))  # noqa: S311 - no secret
-        with state.laboratory(self.sandbox.layout, self.sandbox.clock):
+        with state.locked(self.sandbox.layout, self.sandbox.clock, faults=True):
             known = next((wound for wound in self.wounds() if (wound.name, wound.target) == (name, where)), None)
             if known is not None and known.done:
                 return known
@@ -149,7 +138,7 @@ class Laboratory:
     def undo(self, name: str = "", target: str = "") -> tuple[Wound, ...]:
         """Take faults away, the newest first, and return them; an empty word stands for any."""
         where = self._spelled(target)
-        with state.laboratory(self.sandbox.layout, self.sandbox.clock):
+        with state.locked(self.sandbox.layout, self.sandbox.clock, faults=True):
             those = [wound for wound in reversed(self.wounds()) if wound.is_of(name, where)]
             # What is needed to undo others goes first. Whoever writes to frozen storage cannot even be ended.
             taken = tuple(
@@ -195,7 +184,8 @@ class Laboratory:
 
     def _take_away(self, wound: Wound) -> None:
         for step in wound.undo:
-            hands.tolerant(self.sandbox, step)
+            with suppress(NotRunningError):  # powered off since: nothing of a running machine is left
+                hands.do(self.sandbox, step)
         self._keep([other for other in self.wounds() if other != wound])
 
     def _keep(self, wounds: Sequence[Wound]) -> None:
@@ -249,8 +239,8 @@ class Laboratory:
 
     def _scene(self, fault: Fault, target: str, how: How) -> Scene:
         sandbox = self.sandbox
-        scene = Scene(target=target, rank=how.rank, step=how.step, always=how.always, share=how.share)
-        scene = replace(scene, homes=str(sandbox.layout.homes))
+        homes = str(sandbox.layout.homes)
+        scene = Scene(fault=fault.name, target=target, homes=homes, **asdict(how))
         if fault.target is FaultTarget.RANK:
             return replace(scene, ranks=looking.ranks_on(sandbox, target))
         if fault.target is FaultTarget.ALL:

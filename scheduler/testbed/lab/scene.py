@@ -1,4 +1,4 @@
-"""What a fault needs to know of a sandbox to be planned, as values. Pure."""
+"""What a fault needs to know of a sandbox to be planned, and the steps that do and undo it, as values."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 import os
 import re
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from deeplink.scheduler.testbed.errors import SandboxError
 from deeplink.scheduler.testbed.processes import ProcessId, arguments, descendants, table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from deeplink.scheduler.testbed.cluster import Sandbox
 
@@ -46,6 +48,7 @@ class Started:
 class Scene:
     """What a fault finds."""
 
+    fault: str = ""  # its name
     target: str = ""  # the machine, the leaf or the folder it is to hit; empty where it hits all
     # processes of each rank on the target
     ranks: Mapping[int, tuple[ProcessId, ...]] = field(default_factory=dict)
@@ -182,14 +185,6 @@ def _started(pid: int) -> Started:
     )
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Named:
-    claim: int
-    step: int
-    again: int
-    name: str
-
-
 def newest_checkpoint(folder: Path) -> Path | None:
     """Return the newest checkpoint's folder, by claim, step and repetition; None where there is none."""
     try:
@@ -197,11 +192,11 @@ def newest_checkpoint(folder: Path) -> Path | None:
     except OSError:
         return None
     found = [
-        _Named(int(hit[2]), int(hit[1]), int(hit[3] or 0), name)
+        (int(hit[2]), int(hit[1]), int(hit[3] or 0), name)  # claim, step, repetition
         for name in names
         if (hit := _CHECKPOINT.fullmatch(name))
     ]
-    return folder / max(found).name if found else None
+    return folder / max(found)[3] if found else None
 
 
 def largest_file(folder: Path) -> Path | None:
@@ -212,3 +207,93 @@ def largest_file(folder: Path) -> Path | None:
         if path.is_file() and not path.is_symlink() and path.name != "manifest.json"
     ]
     return max(files, key=lambda path: (path.stat().st_size, str(path)), default=None)
+
+
+class Verb(StrEnum):
+    """One kind of step. All may be done twice: the second time nothing changes."""
+
+    CUT = "cut"  # the cable of `on`
+    HEAL = "heal"
+    OFF = "off"  # the power of `on`, its cable cut first
+    BOOT = "boot"
+    PAUSE = "pause"  # words: seconds
+    SIGNAL = "signal"  # words: its name, then `pid:start` of each process
+    RUN = "run"  # words: a command, as root on `on`
+    DAEMON = "daemon"  # Slurm's on `on`, if it does not run
+    FREEZE = "freeze"  # the shared folder
+    THAW = "thaw"
+    AGAIN = "again"  # start on `on` what was there: words: JSON of a `Started`
+    DUTY = "duty"  # stop and continue processes by turns: words: share, period, `pid:start`...
+    REST = "rest"  # end such a turn
+    TEAR = "tear"  # words: file, where the whole one is kept
+    MEND = "mend"
+    CHMOD = "chmod"  # words: folder, the mode it is to have now, the mode it gets; octal
+    WRITE = "write"  # words: file, text
+    REMOVE = "remove"  # words: file
+
+
+@dataclass(frozen=True, slots=True)
+class FaultStep:
+    """One step."""
+
+    verb: Verb
+    on: str = ""  # a machine or switch; empty where it is about none
+    words: tuple[str, ...] = ()  # see `Verb`
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlan:
+    """How a fault is done, and undone."""
+
+    do: tuple[FaultStep, ...]
+    undo: tuple[FaultStep, ...] = ()
+
+
+class FaultTarget(StrEnum):
+    """What a fault hits."""
+
+    NODE = "node"
+    RANK = "a node's rank"
+    LEAF = "leaf"
+    CONTROL = "ctl"
+    ALL = "everything"
+    FOLDER = "folder"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault."""
+
+    name: str
+    target: FaultTarget
+    like: str  # what it stands for on real machines, for people
+    undone: str  # how it ends when it is undone, for people
+    plan: Callable[[Scene], FaultPlan]  # from what is there to what is done
+    network: bool = True  # whether it takes machines with networks and mounts of their own
+    lasting: bool = True  # whether it is in effect until it is undone; else it is over once it is done
+    mounts: bool = False  # whether it lies over the node's SSD: the newest of such hides the others
+
+
+def no_target(fault: str, target: str, lacking: str) -> SandboxError:
+    """Return the error of a fault that has nothing to hit: no rank, daemon or checkpoint is there."""
+    return SandboxError(
+        f"{fault}: {lacking}{f' on {target}' if target else ''}",
+        remedy="`deeplink sandbox fault --list` says what each hits, `deeplink sandbox status` what is up.",
+    )
+
+
+def process_words(processes: Iterable[ProcessId]) -> tuple[str, ...]:
+    """Return processes as words of a step."""
+    return tuple(f"{process.pid}:{process.start}" for process in processes)
+
+
+def signalled(name: str, processes: Iterable[ProcessId]) -> FaultStep:
+    """Return the step that sends a signal."""
+    return FaultStep(Verb.SIGNAL, words=(name, *process_words(processes)))
+
+
+def as_root(machine: str, do: str, undo: str) -> FaultPlan:
+    """Return the plan of two shell scripts that root runs on a machine."""
+    return FaultPlan(
+        (FaultStep(Verb.RUN, machine, ("sh", "-c", do)),), (FaultStep(Verb.RUN, machine, ("sh", "-c", undo)),)
+    )

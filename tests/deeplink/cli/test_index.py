@@ -56,6 +56,15 @@ def test_show_says_what_a_version_is_made_of(deeplink: Deeplink, packed: Version
     assert "test/" in said
 
 
+def test_what_a_folder_is_called_does_not_reach_the_terminal(deeplink: Deeplink, tmp_path: Path) -> None:
+    write_tree(tmp_path / "source", {"a\x1b[31m/x": b"x"})
+    assert deeplink("pack", str(tmp_path / "source"), "odd", "--here").code == 0
+    for words in (("index", "show", "odd"), ("get", "-r", "--dry-run", "odd", str(tmp_path / "out"))):
+        said = deeplink(*words).out
+        assert "a\\x1b[31m" in said
+        assert "\x1b" not in said
+
+
 def test_a_damaged_index_is_found_and_made_again(deeplink: Deeplink, packed: Version) -> None:
     path = index_file(packed)
     good = path.read_bytes()

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.cli.logs import JournalFormatter, JsonFormatter, LineFormatter, to_journal
+from deeplink.cli.output import JournalFormatter, JsonFormatter, LineFormatter, to_journal
 from tests.waiting import LIMIT_S
 
 SCRIPT = """
 import logging
-from deeplink.cli.logs import log_to_stderr
+from deeplink.cli.output import log_to_stderr
 log_to_stderr(1, as_json={as_json})
 logging.getLogger("deeplink.x").warning("a %s", "b\\nc")
 try:

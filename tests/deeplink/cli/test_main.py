@@ -28,6 +28,13 @@ def test_a_verb_says_in_its_module_what_the_table_says(verb: str) -> None:
     assert command.help.strip().splitlines()[0].startswith(VERBS[verb].partition(" (")[0].rstrip("."))
 
 
+def test_the_verb_that_is_meant_is_named() -> None:
+    done = CliRunner().invoke(cli, ["incdents"])
+    assert done.exit_code == 2
+    assert "Is incidents meant?" in done.output
+    assert "meant" not in CliRunner().invoke(cli, ["xyzzy"]).output
+
+
 def commands() -> list[tuple[str, ...]]:
     """Return every verb, and every verb of a verb."""
     found: list[tuple[str, ...]] = []
@@ -60,9 +67,7 @@ def test_no_number_of_a_verb_may_be_nan_or_infinite(words: tuple[str, ...]) -> N
 
 def test_every_module_is_a_verb_or_the_part_of_one() -> None:
     for found in pkgutil.iter_modules(deeplink.cli.__path__):
-        assert (
-            found.name in {*VERBS, "logs", "options", "output", "samples"} or found.name.partition("_")[0] in VERBS
-        )
+        assert found.name in {*VERBS, "options", "output", "samples"} or found.name.partition("_")[0] in VERBS
 
 
 def test_no_verb_imports_more_than_click_before_it_is_called() -> None:

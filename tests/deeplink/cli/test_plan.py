@@ -20,7 +20,7 @@ from deeplink.core.clock import ManualClock
 from deeplink.core.config import Config
 from deeplink.core.descriptors import LockHeldError
 from deeplink.core.types import NodeName
-from deeplink.ops.waiting_jobs import MOST_AT_ONCE, BackgroundPrefetch, surveyed
+from deeplink.ops.submit import MOST_AT_ONCE, BackgroundPrefetch, surveyed
 from deeplink.scheduler.jobs.job_view import me
 from deeplink.scheduler.placement.hint import decision
 from deeplink.scheduler.placement.hint.cluster_survey import parse_queue

@@ -160,7 +160,12 @@ def test_gpus_that_the_user_asks_srun_for_are_not_weighed(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(
     "words",
-    [["--local", "2"], ["--local", "0", "--", "true"], ["--nproc-per-node", "some", "--local", "1", "--", "true"]],
+    [
+        ["--local", "2"],
+        ["--local", "0", "--", "true"],
+        ["--nproc-per-node", "some", "--local", "1", "--", "true"],
+        ["--nproc-per-node", "²", "--local", "1", "--", "true"],
+    ],
 )
 def test_wrong_usage(words: list[str]) -> None:
     assert CliRunner().invoke(cli, ["run", *words]).exit_code == 2

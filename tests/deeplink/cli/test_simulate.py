@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from deeplink.cli import cli, simulate
+from deeplink.cli import cli, study
 from deeplink.core.errors import DeepLinkError
 from tests.waiting import LIMIT_S
 
@@ -104,8 +104,9 @@ def test_an_interrupt_ends_it_and_leaves_nothing(trace: Path, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [trace]
 
 
-def test_an_installed_package_says_where_the_study_is(tmp_path: Path) -> None:
-    nowhere = simulate.found(tmp_path)
+@pytest.mark.parametrize("verb", ["simulate", "calibrate"])
+def test_an_installed_package_says_where_the_study_is(verb: str, tmp_path: Path) -> None:
+    nowhere = study(verb, tmp_path)
     done = CliRunner().invoke(nowhere, ["philly.csv", "--nodes", "176"])
     assert isinstance(done.exception, DeepLinkError)
     assert done.exception.exit_code == 2

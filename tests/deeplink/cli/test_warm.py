@@ -233,3 +233,11 @@ def test_names_and_versions_are_completed(config: Config, index: Index, beginnin
     assert isinstance(dataset.type, PlaceType)
     offered = [one.value for one in dataset.type.shell_complete(None, dataset, beginning)]  # type: ignore[arg-type]
     assert offered == [found + index.version if found.endswith("@") else found]
+
+
+@pytest.mark.parametrize("where", [("--here", "--local", "2"), ("--here", "--members", "n0=127.0.0.1:1")])
+@pytest.mark.parametrize("verb", ["warm", "evict", "rm"])
+def test_ways_to_say_where_exclude_each_other(verb: str, where: tuple[str, ...], config: Config) -> None:
+    done = CliRunner().invoke(cli, [verb, "digits", "--dry-run", *where])
+    assert done.exit_code == 2
+    assert "exclude each other" in done.output

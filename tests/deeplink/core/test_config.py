@@ -46,6 +46,8 @@ def test_paths_expand_home_and_variables(tmp_path: Path, monkeypatch: pytest.Mon
         ("stoer = '/x'", "stoer"),
         ("replicas = 0", "replicas"),
         ("replicas = 'two'", "replicas"),
+        ("replicas = 2.7", "replicas"),
+        ("replicas = true", "replicas"),
         ("store = 7", "store"),
         ("store = ''", "store"),
         ("watch = 1", "watch"),

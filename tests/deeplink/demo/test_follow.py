@@ -12,7 +12,7 @@ def test_events_are_read_as_they_are_written_and_half_a_line_waits(tmp_path: Pat
     follower = JobFolderReader(tmp_path)
     assert follower.poll() == []
     file = tmp_path / "events.jsonl"
-    file.write_text('{"event":"a"}\n{"event":"b"')
+    file.write_text('{"event":"a","unix":1}\n{"event":"b","unix":2')
     assert [event["event"] for event in follower.poll()] == ["a"]
     with file.open("a") as more:
         more.write("}\n")

@@ -6,7 +6,7 @@ import pytest
 
 from deeplink.cache.catalog import checked_name
 from deeplink.core.errors import DeepLinkError
-from deeplink.demo.lesson import lesson, write_digits
+from deeplink.demo.story import lesson, write_digits
 
 
 def test_digits_are_small_images_in_train_and_test(tmp_path: Path) -> None:

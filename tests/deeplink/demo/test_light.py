@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deeplink.data import DeliveryDigest
-from deeplink.demo.lesson import ExpectedDelivery, lesson, write_digits
+from deeplink.demo.story import ExpectedDelivery, lesson, write_digits
 from tests.waiting import LIMIT_S
 
 NO_TORCH = """

@@ -14,9 +14,8 @@ from deeplink.cache.source.home import home_beside, open_home
 from deeplink.core import store_place
 from deeplink.core.config import Config
 from deeplink.fs.library import DatasetPath
-from deeplink.ops.inventory import shards_to_drop
-from deeplink.ops.pack_target import HomeChoice, chosen_home
-from deeplink.ops.removal import orphans, remove_at_home
+from deeplink.ops.inventory import orphans, remove_at_home, shards_to_drop
+from deeplink.ops.packing import HomeChoice, chosen_home
 from tests.cache.agents import config_below, small_files, write_tree
 
 
@@ -50,7 +49,7 @@ def test_a_catalog_that_nodes_share_has_one_beside_it(config: Config, monkeypatc
     monkeypatch.delenv("SLURM_JOB_ID")
     table = [("/", "ext4"), (str(config.catalog.parent), "lustre")]
     kind = store_place.file_system(config.catalog, table)
-    monkeypatch.setattr("deeplink.ops.pack_target.file_system", lambda _: kind)
+    monkeypatch.setattr("deeplink.ops.packing.file_system", lambda _: kind)
     found = chosen_home(config)
     assert (found.url, found.named) == (beside, False)
     assert "lustre" in found.why

@@ -12,9 +12,8 @@ from deeplink.cache.store.pins import Pin
 from deeplink.core.clock import SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.fs.library import DatasetPath
-from deeplink.ops import removal
-from deeplink.ops.pack_target import PackTarget
-from deeplink.ops.removal import remove_dataset
+from deeplink.ops import inventory
+from deeplink.ops.inventory import PackTarget, remove_dataset
 from tests.cache.agents import small_files, write_tree
 
 if TYPE_CHECKING:
@@ -56,14 +55,14 @@ def test_what_a_job_has_begun_to_read_since_stays(
     catalog = Catalog(packed.config.catalog)
     index, store = catalog.open("digits"), keepers.running["n0"].store
     pins: list[Pin] = []
-    planned = removal._refused_if_read
+    planned = inventory._refused_if_read
 
     def planned_then_read(*asked: object) -> Dropped:
         found = planned(*asked)  # type: ignore[arg-type]
         pins.append(Pin(store.root, index, SystemClock()))
         return found
 
-    monkeypatch.setattr(removal, "_refused_if_read", planned_then_read)
+    monkeypatch.setattr(inventory, "_refused_if_read", planned_then_read)
     done = remove_dataset(catalog, DIGITS, packed, dry_run=False)
     assert done.shards == len(index.shards)  # those on the other member
     assert set(done.kept.values()) == {"a running job needs it"}

@@ -24,7 +24,7 @@ from deeplink.cache.catalog import Catalog
 from deeplink.cache.packer import pack
 from deeplink.core.config import Config
 from deeplink.paths.packed_folder import PackedFolder
-from deeplink.paths.roots import PackedRoot
+from deeplink.paths.routing import PackedRoot
 from tests.cache.agents import config_below, write_tree
 from tests.effort import examples
 

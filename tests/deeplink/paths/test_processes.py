@@ -24,8 +24,9 @@ from deeplink.cache.catalog import Catalog
 from deeplink.cache.errors import DatasetMissingError
 from deeplink.cache.packer import pack
 from deeplink.core.config import Config
-from deeplink.paths.packed_folder import PathsError, packed_roots
-from deeplink.paths.roots import ROOTS_VARIABLE, STARTUP, PackedRoot, environment, roots_in
+from deeplink.core.errors import DeepLinkError
+from deeplink.paths.packed_folder import packed_roots
+from deeplink.paths.routing import ROOTS_VARIABLE, STARTUP, PackedRoot, environment, roots_in
 from tests.deeplink.paths.test_packed_folder import FILES, packed_tree, served
 from tests.pickled import copied
 from tests.waiting import LIMIT_S, until
@@ -254,14 +255,14 @@ def test_which_folders_are_served(tmp_path: Path) -> None:
         archive.writestr("inner", b"inner")
     pack(f"zip://::{tmp_path}/a.zip", "zipped", config=config)
     assert [one.name for one in packed_roots(config=config)] == ["far", "tree"]
-    with pytest.raises(PathsError, match="no path leads there"):
+    with pytest.raises(DeepLinkError, match="no path leads there"):
         packed_roots(["zipped"], config)
     (config.catalog / "far" / "latest").write_text("damaged")
     assert [one.name for one in packed_roots(config=config)] == ["tree"]
 
 
 def test_no_folder_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(PathsError, match="was packed from a folder") as problem:
+    with pytest.raises(DeepLinkError, match="was packed from a folder") as problem:
         deeplink.paths.install(config=Config(catalog=tmp_path))
     assert "deeplink pack FOLDER NAME" in problem.value.remedy
 
@@ -269,7 +270,7 @@ def test_no_folder_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
 def test_too_many_folders_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, config = packed_tree(tmp_path, FILES)
     monkeypatch.setattr(Catalog, "names", lambda _: ["tree"] * 3000)
-    with pytest.raises(PathsError, match="too many for one variable"):
+    with pytest.raises(DeepLinkError, match="too many for one variable"):
         packed_roots(config=config)
 
 

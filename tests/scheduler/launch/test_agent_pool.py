@@ -17,8 +17,8 @@ import pytest
 from typing_extensions import override
 
 from deeplink.core.clock import ManualClock, SystemClock
+from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import read_members
-from deeplink.core.store_place import SharedStoreError
 from deeplink.core.types import Attempt, NodeName
 from deeplink.rpc.channel import BoundServer, attempt_to_wire, bound_server
 from deeplink.rpc.tokens import RunTokens, new_token, token_of
@@ -895,7 +895,7 @@ def test_nodes_with_one_store_between_them_are_refused_with_the_line_to_write(no
     first, second = node("n0"), node("n1")
     shared = replace(second.facts, store="/home/ann/store", shares_store="host0")
     fleet = AgentPool(Agents([first.facts, shared]), token_of_any, SystemClock())
-    with pytest.raises(SharedStoreError) as refused:
+    with pytest.raises(DeepLinkError, match="share it") as refused:
         came_up(fleet, [NodeName("n0"), NodeName("n1")], 2, logs="the log")
     assert "n1 and host0" in str(refused.value)
     assert 'store = "/local/' in refused.value.remedy

@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deeplink.core.codec import from_row
 from deeplink.scheduler.testbed.errors import SandboxError
-from deeplink.scheduler.testbed.lab import disks, hands, laboratory, plans, scene
+from deeplink.scheduler.testbed.lab import hands, laboratory, plans, scene
 from deeplink.scheduler.testbed.lab.faults import FAULTS, fault_of
 from deeplink.scheduler.testbed.lab.hands import processes_of
 from deeplink.scheduler.testbed.lab.laboratory import Wound
-from deeplink.scheduler.testbed.lab.scene import Scene, Started
-from deeplink.scheduler.testbed.lab.steps import FaultStep, FaultTarget, Verb, process_words
+from deeplink.scheduler.testbed.lab.scene import FaultStep, FaultTarget, Scene, Started, Verb, process_words
 from deeplink.scheduler.testbed.processes import ProcessId
 from deeplink.scheduler.testbed.settings import SSD
 from tests.waiting import LIMIT_S
@@ -199,13 +199,13 @@ def test_a_squatted_folder_is_another_users_and_what_was_there_is_back(there: bo
         (ssd / "deeplink" / "mine").write_text("mine")
     script = "\n".join(
         [
-            *(f"({disks.SQUAT})",) * 2,
-            f"stat -c %u:%a {disks.STORE}; ls {disks.STORE}",
-            *(f"({disks.LEAVE})",) * 2,
-            f"ls -d {disks.STORE}",
+            *(f"({plans.SQUAT})",) * 2,
+            f"stat -c %u:%a {plans.STORE}; ls {plans.STORE}",
+            *(f"({plans.LEAVE})",) * 2,
+            f"ls -d {plans.STORE}",
         ]
     )
-    script = script.replace(str(SSD), str(ssd)).replace(disks._SQUATTED, str(tmp_path / "mark"))
+    script = script.replace(str(SSD), str(ssd)).replace(plans._SQUATTED, str(tmp_path / "mark"))
     argv = ["unshare", "--mount", "sh", "-c", script]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.stdout.split() == ["65534:755", "theirs", *([str(ssd / "deeplink")] if there else [])], done.stderr
@@ -303,7 +303,7 @@ def test_a_torn_file_is_mended_unless_somebody_wrote_another(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting file systems needs root")
-@pytest.mark.parametrize(("fill", "left"), [(disks.FILL, "overlay"), ("mount -t tmpfs full {full}", "tmpfs")])
+@pytest.mark.parametrize(("fill", "left"), [(plans.FILL, "overlay"), ("mount -t tmpfs full {full}", "tmpfs")])
 def test_the_disk_is_whole_again_also_where_filling_it_was_broken_off(
     fill: str, left: str, tmp_path: Path
 ) -> None:
@@ -315,11 +315,11 @@ def test_the_disk_is_whole_again_also_where_filling_it_was_broken_off(
             f"mount --bind {ssd} {ssd}; echo before > {ssd}/file",
             f"({fill.format(full=full)})",
             "cut -d' ' -f3 /proc/mounts",
-            *(f"({disks.DRAIN})",) * 2,
+            *(f"({plans.DRAIN})",) * 2,
             f"cat {ssd}/file; echo more > {ssd}/more; mountpoint -q {ssd} && ! mountpoint -q {full} && echo whole",
         ]
     )
-    script = script.replace(disks._FULL, str(full)).replace(str(SSD), str(ssd))
+    script = script.replace(plans._FULL, str(full)).replace(str(SSD), str(ssd))
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
@@ -375,7 +375,7 @@ def test_signals_have_names_that_the_hands_know() -> None:
         for step in (*fault.plan(FULL).do, *fault.plan(FULL).undo):
             if step.verb is Verb.SIGNAL:
                 assert signal.Signals[step.words[0]]
-            assert FaultStep.of(json.loads(json.dumps(asdict(step)))) == step
+            assert from_row(FaultStep, json.loads(json.dumps(asdict(step)))) == step
 
 
 def test_a_fault_that_was_not_done_to_its_end_is_known_as_such(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from deeplink.scheduler.testbed import settings
-from deeplink.scheduler.testbed.layout import SandboxLayout
 from deeplink.scheduler.testbed.settings import SandboxSettings, User
 from deeplink.scheduler.testbed.shape import Shape
+from deeplink.scheduler.testbed.state import SandboxLayout
 
 LAYOUT = SandboxLayout(Path("/srv/boxes/b"))
 USER = User("mia", 64100, 64100, LAYOUT.homes / "mia")

@@ -11,8 +11,8 @@ import pytest
 
 from deeplink.scheduler.testbed import lifecycle, namespaced, state
 from deeplink.scheduler.testbed.errors import SandboxError
-from deeplink.scheduler.testbed.layout import SandboxLayout
 from deeplink.scheduler.testbed.shape import Shape
+from deeplink.scheduler.testbed.state import SandboxLayout
 
 
 @pytest.fixture

@@ -11,17 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.scheduler.placement.model import (
-    Algorithm,
-    Constants,
-    Job,
-    LinkSpeed,
-    NodeShare,
-    Placement,
-    ReadSpeeds,
-)
-from deeplink.scheduler.placement.predicted import predict
-from deeplink.scheduler.placement.sweep import (
+from benchmarks.calibrate.sweep import (
     AllReduceTiming,
     MeasuredRead,
     RankLocation,
@@ -36,6 +26,16 @@ from deeplink.scheduler.placement.sweep import (
     to_time,
     usable,
 )
+from deeplink.scheduler.placement.model import (
+    Algorithm,
+    Constants,
+    Job,
+    LinkSpeed,
+    NodeShare,
+    Placement,
+    ReadSpeeds,
+)
+from deeplink.scheduler.placement.predicted import predict
 
 A, B, C = ("core", "s0", "a"), ("core", "s0", "b"), ("core", "s1", "c")
 SIZES = [4**power for power in range(5, 14)]

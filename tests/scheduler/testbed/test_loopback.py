@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -31,9 +30,9 @@ def poll(holds: Callable[[], bool]) -> None:
 @contextmanager
 def warden(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     mark = f"DEEPLINK_TEST={tmp_path}"
-    daemons = json.dumps([["sh", "-c", AWAY.format(pid=tmp_path / "pid")]])
+    daemon = ["sh", "-c", AWAY.format(pid=tmp_path / "pid")]
     with subprocess.Popen(
-        [sys.executable, "-m", "deeplink.scheduler.testbed.warden", daemons],
+        [sys.executable, "-m", "deeplink.scheduler.testbed.loopback", *daemon],
         stdin=subprocess.PIPE,
         env={**os.environ, "DEEPLINK_TEST": str(tmp_path)},
     ) as process:
