@@ -72,7 +72,6 @@ _SHARED_MODULES = {
     "demo": ("sandbox", "demo"),
 }
 """Verbs whose module has those of others too, and the command's name in it."""
-_STUDIES = {"calibrate", "simulate"}
 
 _GC_AFTER = 20_000
 """Imports make many objects and no garbage: at Python's default of 700, looking took 8 % of an agent's start."""
@@ -140,7 +139,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        if cmd_name in _STUDIES:
+        if cmd_name == "simulate":
             return study(cmd_name, Path(deeplink.__file__).resolve().parent.parent)
         module, name = _SHARED_MODULES.get(cmd_name, (cmd_name, "command"))
         command: click.Command = getattr(importlib.import_module(f"deeplink.cli.{module}"), name)

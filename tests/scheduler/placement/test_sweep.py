@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.calibrate.sweep import (
+from deeplink.scheduler.placement.model import (
+    Algorithm,
+    Constants,
+    Job,
+    LinkSpeed,
+    NodeShare,
+    Placement,
+    ReadSpeeds,
+)
+from deeplink.scheduler.placement.predicted import predict
+from deeplink.scheduler.placement.sweep import (
     AllReduceTiming,
     MeasuredRead,
     RankLocation,
@@ -26,16 +36,6 @@ from benchmarks.calibrate.sweep import (
     to_time,
     usable,
 )
-from deeplink.scheduler.placement.model import (
-    Algorithm,
-    Constants,
-    Job,
-    LinkSpeed,
-    NodeShare,
-    Placement,
-    ReadSpeeds,
-)
-from deeplink.scheduler.placement.predicted import predict
 
 A, B, C = ("core", "s0", "a"), ("core", "s0", "b"), ("core", "s1", "c")
 SIZES = [4**power for power in range(5, 14)]

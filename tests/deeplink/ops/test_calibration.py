@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.calibrate.sweep import RankLocation, ReadPlace
-from benchmarks.calibrate.timing import ReadBounds, ReadTimer
 from deeplink.cache.errors import DatasetMissingError
 from deeplink.core.clock import SystemClock
 from deeplink.core.config import Config
+from deeplink.ops.calibration import ReadBounds, ReadTimer
+from deeplink.scheduler.placement.sweep import RankLocation, ReadPlace
 from tests.deeplink.data.packed_things import COUNT, packed_below
 
 MUCH = ReadBounds(bytes=1 << 30, seconds=60.0)

@@ -18,16 +18,6 @@ import numpy as np
 import torch
 from torch import distributed as dist
 
-from benchmarks.calibrate.sweep import (
-    AllReduceTiming,
-    MeasuredRead,
-    RankLocation,
-    ReadPlace,
-    ReadSweep,
-    Sweep,
-    SweepError,
-    to_time,
-)
 from deeplink.cache.catalog import Catalog
 from deeplink.cache.membership import other_members
 from deeplink.cache.reader import Reader
@@ -38,14 +28,24 @@ from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import NodeName, format_members
 from deeplink.fs.library import DatasetPath
 from deeplink.ops.inventory import batches
+from deeplink.scheduler.placement.sweep import (
+    AllReduceTiming,
+    MeasuredRead,
+    RankLocation,
+    ReadPlace,
+    ReadSweep,
+    Sweep,
+    SweepError,
+    to_time,
+)
 from deeplink.scheduler.topology.graph import fabric_from_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from benchmarks.calibrate.sweep import Reach
     from deeplink.core.clock import Clock
     from deeplink.core.config import Config
+    from deeplink.scheduler.placement.sweep import Reach
 
 _WARM_UP = 3  # connections are made at the first, and windows grow
 _LEAST_S = 0.02  # of timing for one size: short ones are repeated

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from benchmarks.calibrate import timing as calibration
-from benchmarks.calibrate.sweep import AllReduceTiming, RankLocation, Reach, ReadSweep, Sweep
 from deeplink.cli import cli
 from deeplink.core.errors import DeepLinkError
+from deeplink.ops import calibration
 from deeplink.scheduler.placement.model import constants_from
+from deeplink.scheduler.placement.sweep import AllReduceTiming, RankLocation, Reach, ReadSweep, Sweep
 from tests.waiting import LIMIT_S
 
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from benchmarks.calibrate.sweep import RankLocation, ReadSweep, Sweep
-    from benchmarks.calibrate.timing import ReadBounds, ReadTimer
     from deeplink.core.clock import Clock
+    from deeplink.ops.calibration import ReadBounds, ReadTimer
+    from deeplink.scheduler.placement.sweep import RankLocation, ReadSweep, Sweep
 
 _EPILOG = """
 It is a rank's program: start it on all nodes of a job, better on three or more, with two ranks on a node or more.
@@ -82,13 +82,13 @@ def command(
     """Time all-reduces and reading on a job's nodes, and derive the cost model's constants from that."""
     sizes, clock = _sizes(smallest, largest), SystemClock()
     try:
-        from benchmarks.calibrate.timing import ReadBounds, backend_here, location_here, timed_between
+        from deeplink.ops.calibration import ReadBounds, backend_here, location_here, timed_between
     except ModuleNotFoundError as missing:
         if missing.name != "torch":
             raise
         remedy = 'Install it on all nodes: pip install "deeplink[torch]".'
         raise DeepLinkError("torch is not installed here", remedy=remedy) from missing
-    from benchmarks.calibrate.sweep import calibrated, reads_from, usable
+    from deeplink.scheduler.placement.sweep import calibrated, reads_from, usable
 
     here = location_here(os.environ)
     chosen = backend_here(os.environ) if backend == "auto" else backend
@@ -128,7 +128,7 @@ def _sizes(smallest: int, largest: int) -> list[int]:
 def _timer(
     data: str | None, here: RankLocation, bounds: ReadBounds, clock: Clock
 ) -> AbstractContextManager[ReadTimer | None]:
-    from benchmarks.calibrate.timing import ReadTimer
+    from deeplink.ops.calibration import ReadTimer
 
     if data is None:
         return nullcontext()
@@ -157,7 +157,7 @@ def _print_json(backend: str, sweeps: Sequence[Sweep], reads: Sequence[ReadSweep
 
 
 def _as_text(backend: str, sweeps: Sequence[Sweep], reads: Sequence[ReadSweep], known: Constants) -> str:
-    from benchmarks.calibrate.sweep import line
+    from deeplink.scheduler.placement.sweep import line
 
     lines = []
     if sweeps:
