@@ -21,7 +21,7 @@ from deeplink.checkpoints.fencing import LENGTH_S, FencingGuard, guarded, last_r
 from deeplink.checkpoints.found import SAMPLER
 from deeplink.checkpoints.interval import RESTART_S, advice_for
 from deeplink.checkpoints.manifest import CheckpointError
-from deeplink.checkpoints.mirror import Mirror, rescue
+from deeplink.checkpoints.mirror import Mirror, UploadBarrier, rescue
 from deeplink.checkpoints.multirank_save import SaveGroup
 from deeplink.checkpoints.ownership import FolderOwnership
 from deeplink.checkpoints.recovery_agreement import RecoveryAgreement, no_agreement
@@ -68,7 +68,8 @@ def keep_here_first(
 ) -> tuple[Mirror, NodeRestore | None]:
     """Return the mirror of this node's disk, and the restore from other nodes' disks.
 
-    The latter is there where the job's agents are: through them the nodes agree on what they go on from.
+    The latter is there where the job's agents are: through them the nodes agree on what they go on from. Without,
+    those of an attempt meet in the shared folder (`UploadBarrier`), others in their process group (`resume`).
     """
     env = os.environ
     agents = JobAgents.of_environment(env, hold.folder, hold.attempt, clock)
@@ -76,8 +77,7 @@ def keep_here_first(
     mirror = Mirror(hold, local, retention, agents, node=node, clock=clock)
     states.is_first_here = env.get("LOCAL_RANK", "0") == "0"
     states.mirror = mirror
-    if states.is_first_here:
-        hold.before_claiming = lambda newest: rescue(local, hold, newest)
+    hold.before_claiming = UploadBarrier(hold, local, env, clock).wait
     if agents is None:
         return mirror, None
     agreement = RecoveryAgreement(hold, local, agents, env, clock)
@@ -369,7 +369,7 @@ class Checkpoints:
         from deeplink.checkpoints import tensors  # noqa: PLC0415 - torch
 
         self._parts, self._is_resumed = dict(parts), True
-        meets = self._mirror is not None and self._hold.agents is None and tensors.group().world > 1
+        meets = self._mirror is not None and self.attempt is None and tensors.group().world > 1
         if meets:
             self._bring_together(tensors.gathered_texts)
         found = self.latest()
@@ -381,7 +381,7 @@ class Checkpoints:
         return found
 
     def _bring_together(self, gathered: Callable[[str], list[str]]) -> None:
-        """Have each node bring what it alone holds to the shared folder: without agents ranks go on from there."""
+        """Have each node bring what it alone holds to the shared folder: ranks of no attempt go on from there."""
         hold, problem = self._hold, ""
         if self.local and self._states.is_first_here:
             try:

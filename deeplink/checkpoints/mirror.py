@@ -17,16 +17,19 @@ import xxhash
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.background import BackgroundQueue
-from deeplink.checkpoints.claims import Retention, entries
+from deeplink.checkpoints.claims import Retention, entries, fresh_names, survey
 from deeplink.checkpoints.found import FolderGoneError
 from deeplink.checkpoints.manifest import CheckpointDamagedError, CheckpointWriteError
 from deeplink.checkpoints.multirank_save import FOLDER as PARTS
 from deeplink.checkpoints.multirank_save import Exchange, SaveAbandonedError
+from deeplink.checkpoints.recovery_agreement import no_agreement
 from deeplink.checkpoints.saving import replaced, saved_meanwhile, tidy, tidy_shared, withdraw_if_late
-from deeplink.core.publish import DRAFT_PREFIX, fsync_path, publish_draft, published_folder
+from deeplink.core.errors import DeepLinkError
+from deeplink.core.publish import DRAFT_PREFIX, fsync_path, publish_draft, published_folder, write_unsynced
+from deeplink.core.types import Attempt, AttemptFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from deeplink.checkpoints.agents import JobAgents
@@ -43,7 +46,11 @@ LOCAL_KEEP: Final = 2
 PARTNER_S: Final = 10.0
 """How long `wait` waits for a partner once all else is done: its agent goes on without us."""
 RESCUE_S: Final = 20.0
-"""How long `rescue` retries errors: other ranks wait for it."""
+"""How long `rescue` retries errors: well below what the other nodes wait (`PATIENCE_S`)."""
+PATIENCE_S: Final = 60.0
+"""A node that has not looked by then is gone without if anything is whole; its copy does not count any more."""
+_PAUSE_S: Final = 0.05
+_OFFER: Final = "offer-"
 _PIECE = 4 << 20
 _STORAGE = (CheckpointWriteError, FolderGoneError, SaveAbandonedError)
 
@@ -224,8 +231,8 @@ class Mirror:
 def rescue(local: Path, hold: FolderOwnership, newest: Claim) -> None:
     """Copy this node's newest whole checkpoint to the shared folder if none there is as new.
 
-    For who is about to go on from it: the copying may have ended with the attempt before, and what was copied may
-    have been damaged since. Errors are tried again for `RESCUE_S` altogether.
+    For who is about to go on from it: the copying may have ended with the attempt before, and what
+    was copied may have been damaged since. Errors are tried again for `RESCUE_S` altogether.
     """
     if name := hold.retried(lambda: _rescued(local, hold, newest), RESCUE_S):
         log.warning("%s was on this node alone, and is brought in", name)
@@ -257,3 +264,66 @@ def _is_whole(hold: FolderOwnership, entry: CheckpointName) -> bool:
     except CheckpointDamagedError:
         return False
     return True
+
+
+class UploadBarrier:
+    """The nodes of an attempt, each with a folder of its own."""
+
+    def __init__(self, hold: FolderOwnership, local: Path, env: Mapping[str, str], clock: Clock) -> None:
+        self._hold, self._local, self._clock = hold, local, clock
+        self._is_first = env.get("LOCAL_RANK", "0") == "0"
+        self._node = int(env.get("GROUP_RANK") or 0)
+        self._nodes = int(env.get("GROUP_WORLD_SIZE") or 1)
+
+    def wait(self, newest: Claim) -> None:
+        """Return once every node has brought in what it has, or the attempt has claimed, or time is up."""
+        meets = self._hold.attempt is not None and not (self._nodes == 1 and self._is_first)
+        folder = self._hold.claims.folder
+        if meets:
+            folder.mkdir(exist_ok=True)
+        if self._is_first:
+            try:
+                rescue(self._local, self._hold, newest)
+            except DeepLinkError as problem:
+                if meets:
+                    write_unsynced(folder / self._offer(self._node), str(problem).encode())
+                raise
+        if not meets:
+            return
+        if self._is_first:
+            write_unsynced(folder / self._offer(self._node), b"")
+        self._wait_for_all(folder, newest)
+        if self._is_first and not self._node:
+            self._clear_before(folder)
+
+    def _clear_before(self, folder: Path) -> None:
+        """Remove what the nodes of earlier attempts of this job said."""
+        for path in folder.glob(f"{_OFFER}*"):
+            with suppress(OSError, AttemptFormatError):
+                said_by = Attempt.parse(path.name.removeprefix(_OFFER).rpartition("-")[0])
+                if self._hold.attempt and said_by.job == self._hold.attempt.job and said_by < self._hold.attempt:
+                    path.unlink()
+
+    def _offer(self, node: int) -> str:
+        return f"{_OFFER}{self._hold.attempt}-{node:05d}"
+
+    def _wait_for_all(self, folder: Path, newest: Claim) -> None:
+        wanted = {self._offer(node) for node in range(self._nodes)}
+        deadline = self._clock.monotonic() + PATIENCE_S
+        while missing := wanted.difference(fresh_names(folder)):
+            if self._hold.is_claimed():
+                return
+            if self._clock.monotonic() > deadline:
+                self._go_without(len(missing), newest)
+                return
+            self._hold.stir()
+            self._clock.sleep(_PAUSE_S)
+        for name in sorted(wanted):
+            if problem := (folder / name).read_text(encoding="utf-8", errors="replace"):
+                raise no_agreement(f"node {int(name.rpartition('-')[2])}: {problem}")
+
+    def _go_without(self, missing: int, newest: Claim) -> None:
+        said = f"{missing} of {self._nodes} nodes did not say what they hold within {PATIENCE_S:g} s"
+        if newest.number and not survey(self._hold.folder, newest, self._hold.check_once)[0]:
+            raise no_agreement(f"{said}, and nothing else is whole")
+        log.warning("%s", said)

@@ -147,6 +147,10 @@ class FolderOwnership:
         """Note that a look goes on: so many bytes were read."""
         self._looking.stir()
 
+    def is_claimed(self) -> bool:
+        """Tell whether this attempt has claimed the folder, by whichever rank."""
+        return self.claim is not None or self.own_claim(self.claims.all()) is not None
+
     def refuse_if_fenced(self) -> None:
         """Return if this attempt holds the folder, claiming it first if need be."""
         claim, is_apart = self.claimed(), self.is_apart  # as it is before the look: another thread may publish now

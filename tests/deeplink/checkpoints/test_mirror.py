@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import distributed as dist
+from typing_extensions import override
 
 from deeplink.checkpoints import CheckpointError, Checkpoints, CheckpointWriteError, FencedError, mirror
-from deeplink.checkpoints.claims import APART_GAP
+from deeplink.checkpoints.claims import APART_GAP, NO_CLAIM, fresh_names
+from deeplink.checkpoints.mirror import UploadBarrier
 from deeplink.checkpoints.ownership import FolderOwnership
 from deeplink.core.clock import ManualClock
 from deeplink.core.types import Attempt
@@ -204,6 +206,35 @@ def test_what_a_fenced_attempt_left_on_the_disk_is_not_brought_in(tmp_path: Path
     assert steps(shared) == []
 
 
+# -- the nodes of an attempt
+
+
+def env(node: int, nodes: int, local_rank: int = 0) -> dict[str, str]:
+    return {"GROUP_RANK": str(node), "GROUP_WORLD_SIZE": str(nodes), "LOCAL_RANK": str(local_rank)}
+
+
+def test_who_claims_waits_until_each_node_has_brought_in_what_it_has(tmp_path: Path) -> None:
+    shared, clock = tmp_path / "shared", ManualClock()
+    with Checkpoints(shared, attempt=FIRST) as first:
+        save(first, 1)
+        save(first, 2)
+    shutil.move(shared / "step-0000000002.a1", tmp_path / "ssd1" / "step-0000000002.a1")
+    hold = FolderOwnership(shared, SECOND, clock)
+    newest = hold.claims.newest()
+
+    class Late(ManualClock):
+        @override
+        def sleep(self, seconds: float) -> None:
+            self.now += seconds
+            if self.now > 1_001:  # the other node comes
+                UploadBarrier(hold, tmp_path / "ssd1", env(1, 2), clock).wait(newest)
+
+    clock.sleep(0)
+    UploadBarrier(hold, tmp_path / "ssd0", env(0, 2), Late()).wait(newest)
+    assert steps(shared) == [1, 2]
+    assert hold.claimed().recognised[0] == "step-0000000002.a1"
+
+
 def resumed_apart(rank: int, world: int, meeting: str, folder: Path) -> None:
     trainings.joined(rank, world, meeting)
     os.environ |= {"LOCAL_RANK": "0", "GROUP_RANK": str(rank), "GROUP_WORLD_SIZE": str(world)}
@@ -252,3 +283,49 @@ def test_a_claim_made_without_the_folder_is_put_there_by_two_threads_at_once(
     monkeypatch.setattr(hold.claims, "newest_number", overtaken)
     hold.refuse_if_fenced()
     assert hold.claims.newest() == claim
+
+
+def test_a_node_that_never_comes_is_not_waited_for_longer_than_a_minute(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    hold = FolderOwnership(tmp_path / "shared", FIRST, clock)
+    hold.folder.mkdir()
+    UploadBarrier(hold, tmp_path / "ssd", env(0, 3), clock).wait(NO_CLAIM)
+    assert 60 <= clock.now - 1_000 < 62
+    assert "2 of 3 nodes did not say" in caplog.text
+    assert "offer-17.0.0-00000" in fresh_names(hold.claims.folder)
+
+
+def test_what_nodes_of_earlier_attempts_said_at_their_meeting_goes(tmp_path: Path) -> None:
+    hold, clock = FolderOwnership(tmp_path / "shared", SECOND, ManualClock()), ManualClock()
+    hold.claims.folder.mkdir(parents=True)
+    for name in (
+        "offer-17.0.0-00000",
+        "offer-17.0.2-00000",
+        "offer-16.0.0-00000",
+        "offer-17.0.1-00001",
+        "offer-x",
+    ):
+        (hold.claims.folder / name).touch()
+    UploadBarrier(hold, tmp_path / "ssd", env(0, 2), clock).wait(NO_CLAIM)
+    left = sorted(fresh_names(hold.claims.folder))
+    assert left == [
+        "offer-16.0.0-00000",
+        "offer-17.0.1-00000",
+        "offer-17.0.1-00001",
+        "offer-17.0.2-00000",
+        "offer-x",
+    ]
+
+
+def test_the_other_ranks_of_a_node_wait_for_its_first_or_for_the_claim(tmp_path: Path) -> None:
+    clock = ManualClock()
+    hold, other = (
+        FolderOwnership(tmp_path / "shared", FIRST, clock),
+        FolderOwnership(tmp_path / "shared", FIRST, clock),
+    )
+    hold.folder.mkdir()
+    other.claimed()
+    UploadBarrier(hold, tmp_path / "ssd", env(0, 1, local_rank=3), clock).wait(NO_CLAIM)
+    assert clock.now == 1_000
