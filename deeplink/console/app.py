@@ -20,7 +20,7 @@ from deeplink.console import openapi
 from deeplink.console.actions import ACT, POSTS, ROLE
 from deeplink.console.feed import PACKED_LEVEL, encode
 from deeplink.console.query import Query, QueryError, search, select_jobs
-from deeplink.console.request_guard import Access, Refusal, RequestGuard, answer, check_proxies
+from deeplink.console.request_guard import Access, RequestGuard, check_proxies, refusal
 from deeplink.console.snapshot import job_document, job_row
 from deeplink.console.timeline import NodeEvent
 from deeplink.core.errors import DeepLinkError
@@ -125,7 +125,8 @@ class _Pages:
         return listing
 
     async def jobs(self, request: Request) -> Response:
-        found = select_jobs(self.feed.latest.jobs, Query.of(dict(request.query_params)), job_row)
+        asked = Query.of(dict(request.query_params))
+        found = await asyncio.to_thread(select_jobs, self.feed.latest.jobs, asked, job_row)
         return _json(request, {**self._about(), **found})
 
     async def job(self, request: Request) -> Response:
@@ -188,7 +189,8 @@ class _Pages:
 
     async def search(self, request: Request) -> Response:
         latest, asked = self.feed.latest, Query.of(dict(request.query_params))
-        return _json(request, {"hits": search(asked.text, latest.document, latest.jobs)})
+        hits = await asyncio.to_thread(search, asked.text, latest.document, latest.jobs)
+        return _json(request, {"hits": hits})
 
     async def described(self, request: Request) -> Response:
         return _json(request, openapi.document())
@@ -212,10 +214,8 @@ class _Stream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._feed.full:
-            wait = ((b"retry-after", b"5"),)
-            await answer(
-                send, Refusal(503, "too many pages are open", "Close some, or ask api/v1/snapshot.", wait)
-            )
+            hint = "Close some, or ask api/v1/snapshot."
+            await refusal(503, "too many pages are open", hint, {"retry-after": "5"})(scope, receive, send)
             return
         headers = dict(scope["headers"])
         gone = asyncio.create_task(_gone(receive))

@@ -8,11 +8,12 @@ from __future__ import annotations
 import base64
 import hmac
 import ipaddress
-import json
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from starlette.responses import JSONResponse
 
 from deeplink.core.errors import DeepLinkError
 
@@ -41,14 +42,9 @@ _LONGEST_TOKEN = 512
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request is not answered."""
-
-    status: int
-    problem: str
-    remedy: str
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+def refusal(status: int, problem: str, remedy: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return the answer to a request that is not answered."""
+    return JSONResponse({"error": problem, "remedy": remedy}, status, headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,37 +52,35 @@ class Access:
     """The rules of one console: every request passes here first."""
 
     token: str = ""  # of every request, as bearer or basic authentication's password; empty: none is needed
-
     hosts: frozenset[str] = frozenset()  # good in the Host header besides IP addresses: only a name can be rebound
-
     posts: frozenset[str] = frozenset()  # paths that take requests of operators, who are told apart there
 
-    def refuse(self, method: str, headers: Mapping[str, str]) -> Refusal | None:
+    def refuse(self, method: str, headers: Mapping[str, str]) -> JSONResponse | None:
         """Return why a request is refused; None where it may pass. Header names are lower case."""
         host = host_name(headers.get("host", ""))
         if not self._known(host):
-            return Refusal(
+            return refusal(
                 421,
                 f"this console is not {host or 'nobody'!r}",
                 "Ask by address, or start it with --allow-host NAME.",
             )
         if method not in {"GET", "HEAD"}:
-            return Refusal(
+            return refusal(
                 405,
                 "that is only shown, and not changed",
                 "Use GET; operators POST to api/v1/actions.",
-                ((b"allow", b"GET, HEAD"),),
+                {"allow": "GET, HEAD"},
             )
         if self.token and not self._carried(headers.get("authorization", "")):
-            challenge = b'Basic realm="deeplink console: any name, the token as password", charset="UTF-8"'
-            return Refusal(
+            challenge = 'Basic realm="deeplink console: any name, the token as password", charset="UTF-8"'
+            return refusal(
                 401,
                 "the request carries no valid token",
                 "Authorization: Bearer TOKEN, or basic authentication with the token as password.",
-                ((b"www-authenticate", challenge),),
+                {"www-authenticate": challenge},
             )
         if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
-            return Refusal(403, "another site's page asked for this", "Open the console itself.")
+            return refusal(403, "another site's page asked for this", "Open the console itself.")
         return None
 
     def _known(self, host: str) -> bool:
@@ -144,19 +138,8 @@ class RequestGuard:
 
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         is_post = scope["method"] == "POST" and scope["path"] in self._access.posts
-        refusal = self._access.refuse("GET" if is_post else scope["method"], headers)
-        if refusal is None:
-            await self._app(scope, receive, strict)
-        else:
-            await answer(strict, refusal)
-
-
-async def answer(send: Send, refusal: Refusal) -> None:
-    """Say why not, as JSON."""
-    body = json.dumps({"error": refusal.problem, "remedy": refusal.remedy}).encode()
-    head = ((b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *refusal.headers)
-    await send({"type": "http.response.start", "status": refusal.status, "headers": list(head)})
-    await send({"type": "http.response.body", "body": body})
+        refused = self._access.refuse("GET" if is_post else scope["method"], headers)
+        await (refused or self._app)(scope, receive, strict)
 
 
 class ConsoleRole(StrEnum):

@@ -29,14 +29,14 @@ def test_hosts_that_are_this_machine(host: str) -> None:
 def test_a_name_that_was_rebound_is_refused(host: str) -> None:
     refusal = Access().refuse("GET", {"host": host})
     assert refusal is not None
-    assert refusal.status == 421
+    assert refusal.status_code == 421
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "get"])
 def test_nothing_but_reading(method: str) -> None:
     refusal = Access().refuse(method, LOCAL)
     assert refusal is not None
-    assert refusal.status == 405
+    assert refusal.status_code == 405
 
 
 @pytest.mark.parametrize("given", [f"Bearer {TOKEN}", f"bearer  {TOKEN}", basic(TOKEN)])
@@ -51,13 +51,13 @@ def test_the_token_opens(given: str) -> None:
 def test_anything_else_does_not(given: str) -> None:
     refusal = Access(TOKEN).refuse("GET", {**LOCAL, "authorization": given})
     assert refusal is not None
-    assert refusal.status == 401
-    assert refusal.headers[0][0] == b"www-authenticate"
+    assert refusal.status_code == 401
+    assert "www-authenticate" in refusal.headers
 
 
 def test_another_sites_page_reads_nothing_but_may_link_here() -> None:
     headers = {**LOCAL, "sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
     refusal = Access().refuse("GET", headers)
     assert refusal is not None
-    assert refusal.status == 403
+    assert refusal.status_code == 403
     assert Access().refuse("GET", {**headers, "sec-fetch-mode": "navigate"}) is None
