@@ -1,4 +1,4 @@
 """Joins cache and scheduler: submitting near the data, packing onto nodes, inventory.
 
-Other packages import: `inventory`, `packing`, `submit`, `topology_reading`.
+Other packages import: `calibration`, `inventory`, `packing`, `submit`, `topology_reading`.
 """
