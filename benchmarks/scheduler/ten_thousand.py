@@ -33,7 +33,8 @@ from deeplink.cache.membership import RendezvousOrder, standing
 from deeplink.core.clock import SystemClock
 from deeplink.core.publish import leave_members, read_members
 from deeplink.core.types import Attempt, NodeName, ShardId, format_members
-from deeplink.rpc.channel import BoundServer, allow_descriptors, bound_server
+from deeplink.rpc.channel import allow_descriptors
+from deeplink.rpc.grpc_server import BoundServer, bound_server
 from deeplink.scheduler.launch import agent_pool
 from deeplink.scheduler.launch.agent_monitor import POLL_S
 from deeplink.scheduler.launch.agent_pool import AgentPool

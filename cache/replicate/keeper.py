@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from deeplink.cache.store.store import Store
     from deeplink.core.clock import Clock
     from deeplink.core.types import Member, NodeName, ShardId
-    from deeplink.rpc.channel import PlainClients
+    from deeplink.rpc.grpc_server import PlainClients
     from deeplink.rpc.plain.local_socket import LocalListener
     from deeplink.rpc.tokens import Vouch
 

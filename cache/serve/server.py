@@ -23,7 +23,7 @@ from deeplink.cache.transfer.client import CHUNK_BYTES
 from deeplink.core import metrics
 from deeplink.core.clock import Clock, SystemClock
 from deeplink.core.types import ShardId
-from deeplink.rpc.channel import PlainClients, PlainContext, WholeReply, connections_allowed
+from deeplink.rpc.grpc_server import PlainClients, PlainContext, WholeReply, connections_allowed
 from deeplink.rpc.plain import CallRefusedError, Status
 from deeplink.rpc.plain.framing import NO_SECRET
 from deeplink.rpc.plain.local_socket import LocalListener

@@ -30,8 +30,9 @@ from deeplink.core.metrics_server import serve_metrics
 from deeplink.core.store_place import shared_store
 from deeplink.core.timeouts import CachedProbe
 from deeplink.rpc.acceptor import Farewell
-from deeplink.rpc.channel import WORKERS, BoundServer, allow_descriptors, attempt_to_wire, bound_server
+from deeplink.rpc.channel import allow_descriptors, attempt_to_wire
 from deeplink.rpc.daemon import is_loopback, split_bind
+from deeplink.rpc.grpc_server import WORKERS, BoundServer, bound_server
 from deeplink.rpc.listeners import ListenError
 from deeplink.rpc.resolving import links, primary_address, routes
 from deeplink.rpc.tokens import accepted

@@ -1,6 +1,7 @@
 """Checkpoints that are whole or not there, and that only the newest attempt of a job can add to.
 
-Other packages import: `agents`, `claims`, `copies`, `inspection`, `interval`, `manifest`, `multirank_save`, `tensors`.
+Other packages import: `agents`, `claims`, `copies`, `inspection`, `interval`, `manifest`, `multirank_save`,
+`tensors`.
 """
 
 from __future__ import annotations

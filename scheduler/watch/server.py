@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.finding import Finding, Severity
-from deeplink.rpc.channel import bound_server
+from deeplink.rpc.grpc_server import bound_server
 from deeplink.scheduler.journal.journal import JournalError
 from deeplink.scheduler.liveness.heartbeats import beat_from_wire, finding_from_wire, node_from_wire
 from deeplink.scheduler.recovery.evidence import SLURMD
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from deeplink.core.clock import Clock
     from deeplink.core.metrics import WatchMetrics
     from deeplink.core.types import NodeName
-    from deeplink.rpc.channel import BoundServer
+    from deeplink.rpc.grpc_server import BoundServer
     from deeplink.scheduler.journal.journal import Journal
     from deeplink.scheduler.liveness.heartbeats import HeartbeatTable
     from deeplink.scheduler.recovery import records

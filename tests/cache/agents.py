@@ -17,7 +17,7 @@ from deeplink.cache.serve.server import CacheServicer, plain_clients, register
 from deeplink.cache.store.store import Store
 from deeplink.core.config import Config
 from deeplink.core.types import Member, NodeName, format_members
-from deeplink.rpc import channel, tokens
+from deeplink.rpc import grpc_server, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +66,7 @@ class Agents:
     root: Path
     token: str = field(default_factory=tokens.new_token)
     stores: dict[NodeName, Store] = field(default_factory=dict)
-    servers: dict[NodeName, channel.BoundServer] = field(default_factory=dict)
+    servers: dict[NodeName, grpc_server.BoundServer] = field(default_factory=dict)
     members: tuple[Member, ...] = ()
 
     @property
@@ -89,7 +89,7 @@ class Agents:
         serving, packing = CacheServicer(store, node), PackingServicer(store, node, self.token)
         calls = {**serving.calls, **packing.calls}
         plain, bind = plain_clients(serving, self.token), f"127.0.0.1:{port}"
-        bound = channel.bound_server(bind, self.token, partial(register, calls=calls), plain=plain)
+        bound = grpc_server.bound_server(bind, self.token, partial(register, calls=calls), plain=plain)
         bound.server.start()
         self.servers[node] = bound
         member = Member(node, f"127.0.0.1:{bound.port}")

@@ -10,7 +10,7 @@ from deeplink.cache.replicate.keeper import Keeper, UpkeepIntervals
 from deeplink.cache.store.store import Store
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Member, NodeName
-from deeplink.rpc import channel, tokens
+from deeplink.rpc import grpc_server, tokens
 from tests.cache.agents import config_below
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Kept:
     member: Member
     store: Store
     keeper: Keeper
-    server: channel.BoundServer
+    server: grpc_server.BoundServer
 
     def stop(self) -> None:
         """End it: its port refuses from now on."""
@@ -58,7 +58,7 @@ class Keepers:
         store = Store(self.root / name)
         config = self.config(**{"node": name, "state": self.root / "state", **settings})
         keeper = Keeper(NodeName(name), store, token, config, clock=SystemClock(), pace=self.pace)
-        server = channel.bound_server(
+        server = grpc_server.bound_server(
             "127.0.0.1:0", tokens.accepted(token), keeper.register, plain=keeper.plain_clients()
         )
         server.server.start()

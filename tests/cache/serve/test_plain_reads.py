@@ -21,7 +21,8 @@ from deeplink.cache.transfer import frames
 from deeplink.cache.transfer.frames import Places, PlainTransport
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Member, NodeName, ShardId, format_members
-from deeplink.rpc.channel import bound_server, open_channel
+from deeplink.rpc.channel import open_channel
+from deeplink.rpc.grpc_server import bound_server
 from deeplink.rpc.plain.serving import ServerLimits
 from deeplink.v1 import cache_pb2, cache_pb2_grpc
 from tests.cache.pack.test_shard import PAYLOADS, write

@@ -18,7 +18,7 @@ from typing_extensions import override
 from deeplink.agent.node_heartbeat import Attending, ReportedFindings
 from deeplink.core.clock import SystemClock
 from deeplink.core.finding import Finding, Severity
-from deeplink.rpc.channel import FrontedServer, bound_server
+from deeplink.rpc.grpc_server import FrontedServer, bound_server
 from deeplink.rpc.tokens import write_token
 from deeplink.scheduler.liveness.heartbeats import MOST_FINDINGS, node_from_wire
 from deeplink.scheduler.liveness.watchdog_client import WatchdogClient

@@ -10,7 +10,7 @@ from deeplink.agent.agent import AgentSettings
 from deeplink.core.clock import SystemClock
 from deeplink.core.config import Config
 from deeplink.core.types import Member, NodeName, format_members
-from deeplink.rpc import channel
+from deeplink.rpc import grpc_server
 from deeplink.rpc.tokens import new_token, write_token
 from deeplink.scheduler.node.servicer import Bulletin
 from tests.waiting import LIMIT_S
@@ -31,7 +31,7 @@ class Nodes:
     count: int = 4
     config: Config = field(default_factory=Config)
     token: str = field(default_factory=new_token)
-    servers: dict[str, channel.BoundServer] = field(default_factory=dict)
+    servers: dict[str, grpc_server.BoundServer] = field(default_factory=dict)
     bulletins: dict[str, Bulletin] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -62,8 +62,8 @@ class Nodes:
         def register(server: grpc.Server) -> list[str]:
             return [checkpoint_replicas.served(settings, server, bulletin.learn, SystemClock())]
 
-        plain = channel.PlainClients(node=node, token=self.token)
-        server = channel.bound_server("127.0.0.1:0", self.token, register, plain=plain)
+        plain = grpc_server.PlainClients(node=node, token=self.token)
+        server = grpc_server.bound_server("127.0.0.1:0", self.token, register, plain=plain)
         server.server.start()
         self.servers[node] = server
 

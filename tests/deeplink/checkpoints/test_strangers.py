@@ -19,7 +19,7 @@ from deeplink.checkpoints.multirank_save import FOLDER, Board, Exchange, SaveGro
 from deeplink.core import plainpickle
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Attempt
-from deeplink.rpc.channel import PlainClients, bound_server
+from deeplink.rpc.grpc_server import PlainClients, bound_server
 from deeplink.rpc.plain import PlainRefusedError
 from deeplink.v1 import keep_pb2, saving_pb2
 from tests.deeplink.checkpoints.nodes import Nodes

@@ -100,7 +100,7 @@ import socket, sys
 from pathlib import Path
 from deeplink.scheduler.liveness.watchdog_client import WatchdogClient
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
-from deeplink.rpc.channel import bound_server
+from deeplink.rpc.grpc_server import bound_server
 
 class Watch(watch_pb2_grpc.WatchServicer):
     def Beat(self, request, context):

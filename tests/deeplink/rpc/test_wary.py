@@ -15,7 +15,8 @@ from deeplink.cache.transfer.client import MemberClient
 from deeplink.core.admission import STRANGERS
 from deeplink.core.types import Member, NodeName
 from deeplink.rpc import http2
-from deeplink.rpc.channel import StrangerError, agent_channel, bound_server
+from deeplink.rpc.channel import StrangerError, agent_channel
+from deeplink.rpc.grpc_server import bound_server
 from deeplink.rpc.http2 import FrameType
 from deeplink.rpc.tokens import new_token
 from deeplink.v1 import node_pb2, node_pb2_grpc

@@ -16,9 +16,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from typing_extensions import override
 
-from deeplink.rpc import channel as wire
 from deeplink.rpc import http2
-from deeplink.rpc.channel import BoundServer, bound_server, open_channel
+from deeplink.rpc.channel import dialled, open_channel
+from deeplink.rpc.grpc_server import MOST_CONNECTIONS, BoundServer, bound_server, connections_allowed
 from deeplink.rpc.http2 import FrameType, HeaderReader
 from deeplink.rpc.tokens import new_token
 from deeplink.v1 import watch_pb2, watch_pb2_grpc
@@ -165,11 +165,11 @@ def test_one_more_than_it_holds_comes_in_when_there_is_room() -> None:
 
 
 def test_a_server_leaves_descriptors_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert wire.connections_allowed(7) == 7
+    assert connections_allowed(7) == 7
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    assert wire.connections_allowed(wire.MOST_CONNECTIONS) == 256
+    assert connections_allowed(MOST_CONNECTIONS) == 256
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert wire.connections_allowed(wire.MOST_CONNECTIONS) == 4096
+    assert connections_allowed(MOST_CONNECTIONS) == 4096
 
 
 def test_health_and_reflection_know_the_services(served: tuple[BoundServer, str]) -> None:
@@ -207,7 +207,7 @@ def test_a_call_names_the_host_and_not_the_address_it_was_dialled_at() -> None:
     """With TLS the certificate is held against this name."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert wire.dialled(f"localhost:{port}") != f"localhost:{port}"
+        assert dialled(f"localhost:{port}") != f"localhost:{port}"
         with open_channel(f"localhost:{port}", "secret") as channel:
             call = watch_pb2_grpc.WatchStub(channel).Beat.future(watch_pb2.BeatRequest(), timeout=LIMIT_S)
             peer = listener.accept()[0]

@@ -17,7 +17,8 @@ import pytest
 from deeplink.core import process_metrics
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Attempt, FencedError, NodeName
-from deeplink.rpc.channel import BoundServer, PlainClients, attempt_to_wire, bound_server, open_channel
+from deeplink.rpc.channel import attempt_to_wire, open_channel
+from deeplink.rpc.grpc_server import BoundServer, PlainClients, bound_server
 from deeplink.rpc.plain import PlainConnection
 from deeplink.rpc.tokens import write_token
 from deeplink.scheduler.node.servicer import NodeServicer, add_to

@@ -20,7 +20,8 @@ from deeplink.core.clock import ManualClock, SystemClock
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import read_members
 from deeplink.core.types import Attempt, NodeName
-from deeplink.rpc.channel import BoundServer, attempt_to_wire, bound_server
+from deeplink.rpc.channel import attempt_to_wire
+from deeplink.rpc.grpc_server import BoundServer, bound_server
 from deeplink.rpc.tokens import RunTokens, new_token, token_of
 from deeplink.scheduler.launch import agent_pool
 from deeplink.scheduler.launch.agent_monitor import POLL_S, AgentMonitor, Unheard

@@ -16,7 +16,7 @@ from typing_extensions import override
 from deeplink.core.clock import ManualClock
 from deeplink.core.config import Config
 from deeplink.core.types import Attempt
-from deeplink.rpc.channel import bound_server
+from deeplink.rpc.grpc_server import bound_server
 from deeplink.rpc.tokens import TokenError, new_token, write_token
 from deeplink.scheduler.journal.journal import Journal
 from deeplink.scheduler.launch.event_log import (

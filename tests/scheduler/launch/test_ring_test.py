@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import NodeName
-from deeplink.rpc.channel import bound_server, open_channel
+from deeplink.rpc.channel import open_channel
+from deeplink.rpc.grpc_server import bound_server
 from deeplink.scheduler.launch.hang_attribution import Blame, NeighbourTest, Pair, found, ring
 from deeplink.scheduler.node.servicer import NodeServicer, add_to
 from deeplink.v1 import node_pb2, node_pb2_grpc

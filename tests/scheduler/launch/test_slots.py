@@ -20,7 +20,8 @@ import pytest
 
 from deeplink.core.clock import SystemClock
 from deeplink.core.types import Attempt, NodeName
-from deeplink.rpc.channel import agent_channel, attempt_to_wire, bound_server
+from deeplink.rpc.channel import agent_channel, attempt_to_wire
+from deeplink.rpc.grpc_server import bound_server
 from deeplink.rpc.listeners import listening_socket
 from deeplink.scheduler.launch import agent_ranks
 from deeplink.scheduler.launch.agent_ranks import AgentRanks

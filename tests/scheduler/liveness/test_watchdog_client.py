@@ -10,7 +10,7 @@ import grpc
 import pytest
 from typing_extensions import override
 
-from deeplink.rpc.channel import BoundServer, bound_server
+from deeplink.rpc.grpc_server import BoundServer, bound_server
 from deeplink.rpc.tokens import write_token
 from deeplink.scheduler.liveness.watchdog_client import WatchdogClient
 from deeplink.v1 import watch_pb2, watch_pb2_grpc

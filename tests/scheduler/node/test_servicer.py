@@ -9,7 +9,8 @@ import pytest
 
 from deeplink.core.clock import ManualClock, SystemClock
 from deeplink.core.types import Attempt, NodeName
-from deeplink.rpc.channel import attempt_to_wire, bound_server, open_channel
+from deeplink.rpc.channel import attempt_to_wire, open_channel
+from deeplink.rpc.grpc_server import bound_server
 from deeplink.scheduler.node.rank_processes import Reported
 from deeplink.scheduler.node.rank_slots import RankSlots
 from deeplink.scheduler.node.servicer import KEPT_JOBS, KEPT_REPORTS, Bulletin, NodeServicer, add_to

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from deeplink.core.clock import SystemClock
-from deeplink.rpc.channel import BoundServer, PlainClients, bound_server
+from deeplink.rpc.grpc_server import BoundServer, PlainClients, bound_server
 from deeplink.rpc.plain import CallRefusedError, PlainConnection, Status, framing
 from deeplink.rpc.plain.serving import ServerLimits
 from tests.waiting import LIMIT_S

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeplink.core.clock import SystemClock
-from deeplink.rpc.channel import bound_server
+from deeplink.rpc.grpc_server import bound_server
 from deeplink.rpc.plain import (
     LARGEST_REQUEST,
     PlainBusyError,
