@@ -89,12 +89,13 @@ class Fallback:
         return Fallen({position: why.problems for position, why in missed.items()}, counts, forbidden)
 
     def _from_home(self, row: int, into: memoryview) -> None:
-        self._home = self._home or open_home(self._index.home)
+        with self._opening:
+            home = self._home = self._home or open_home(self._index.home)
         number = int(self._index.shard[row])
         shard, starts, at = self._index.shards[number], self._index.block_offsets(number), 0
         for place, offset, length in self._index.pieces(row):
             self._cap.spend(length)
-            piece = self._home.fetch_range(shard.id, int(starts[place]) + offset, length)
+            piece = home.fetch_range(shard.id, int(starts[place]) + offset, length)
             into[at : at + length] = piece
             at += length
         if block.checksum(into) != int(self._index.checksums[row]):
@@ -109,7 +110,7 @@ class Fallback:
             raise SourceChangedError(self._index.source, key, "its bytes are not those that were packed")
 
     def close(self) -> None:
-        """End the threads once what they read has come."""
+        """Begin no more reads; the threads end after those under way."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None

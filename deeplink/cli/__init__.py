@@ -149,13 +149,16 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0]  # click takes it away where it begins as an option does
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as problem:
             from deeplink.core.text import nearest
 
-            meant = nearest(args[0], VERBS)
-            raise click.UsageError(f"{problem.message}{f' Is {meant} meant?' if meant else ''}", ctx) from None
+            meant = nearest(word, VERBS)
+            if not meant or "Did you mean" in problem.format_message():
+                raise
+            raise click.UsageError(f"{problem.message} Did you mean {meant}?", ctx) from None
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -92,6 +92,9 @@ def _fabric() -> Fabric:
 def shim(words: tuple[str, ...]) -> None:
     """Stand in for srun and torchrun inside a job (put on PATH by `deeplink sbatch --deeplink-shim`)."""
     program, words = "".join(words[:1]), words[1:]
+    if program == "-h":
+        click.echo(click.get_current_context().get_help())
+        return
     if program not in STAND_INS:
         raise click.UsageError(f"{program!r} is neither {' nor '.join(STAND_INS)}")
     from deeplink.scheduler.launch import srun_shim

@@ -125,9 +125,8 @@ class _Pages:
         return listing
 
     async def jobs(self, request: Request) -> Response:
-        asked = Query.of(dict(request.query_params))
-        found = await asyncio.to_thread(select_jobs, self.feed.latest.jobs, asked, job_row)
-        return _json(request, {**self._about(), **found})
+        asked, latest, about = Query.of(dict(request.query_params)), self.feed.latest, self._about()
+        return _json(request, {**about, **await asyncio.to_thread(select_jobs, latest.jobs, asked, job_row)})
 
     async def job(self, request: Request) -> Response:
         latest, wanted = self.feed.latest, request.path_params["job"]

@@ -110,13 +110,18 @@ def _as_path(origin: str, key: str, value: Any, *, may_be_empty: bool) -> Path |
     if not isinstance(value, str):
         raise ConfigError(origin, key, f"expected a path, got {value!r}")
     if value:
-        return Path(os.path.expandvars(value)).expanduser()
+        try:
+            return Path(os.path.expandvars(value)).expanduser()
+        except RuntimeError as problem:  # `~somebody`
+            raise ConfigError(origin, key, f"{value!r}: there is no such user, or no home is known") from problem
     if not may_be_empty:
         raise ConfigError(origin, key, "the path is empty")
     return None
 
 
 def _as_number(origin: str, key: str, value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():  # 1e9
+        value = int(value)
     try:
         number = int(str(value))  # as text: 2.7 and true are none
     except ValueError:

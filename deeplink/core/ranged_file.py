@@ -20,7 +20,11 @@ class RangedFile(io.RawIOBase):
     _at = 0
 
     def fetch(self, start: int, length: int) -> bytes:
-        """Return up to `length` bytes from `start`, both within the file; `length` is not 0."""
+        """Return 1 to `length` bytes from `start`, both within the file; `length` is over 0. Fewer are no end.
+
+        Raises:
+            OSError: they cannot be had.
+        """
         raise NotImplementedError
 
     @override
@@ -37,7 +41,10 @@ class RangedFile(io.RawIOBase):
 
     @override
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}[whence]
+        origins = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}
+        if whence not in origins:
+            raise ValueError(f"whence is {whence}, not 0, 1 or 2")
+        at = offset + origins[whence]
         if at < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         self._at = at
@@ -45,6 +52,8 @@ class RangedFile(io.RawIOBase):
 
     @override
     def readinto(self, buffer: Buffer) -> int:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
         with memoryview(buffer).cast("B") as into:
             length = max(min(len(into), self.size - self._at), 0)
             piece = self.fetch(self._at, length) if length else b""

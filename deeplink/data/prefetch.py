@@ -38,7 +38,7 @@ _NEVER: Final = np.iinfo(np.int64).max
 _MOST_BATCHES = 64
 """Batches ahead however small they are."""
 _LAST_READ_S = 60.0
-"""Longest wait for a read under way when a pass ends: longer than any read's own deadlines."""
+"""Longest wait for the reads under way when a pass ends: longer than any read's own deadlines."""
 
 
 _Task = tuple[Future[Any], "Callable[[Any], Any]", Any]
@@ -101,8 +101,10 @@ def _end(todo: queue.SimpleQueue[_Task | None], threads: list[threading.Thread])
             todo.get_nowait()
     for _ in threads:
         todo.put(None)
+    clock = SystemClock()
+    until = clock.monotonic() + _LAST_READ_S
     for thread in threads:
-        thread.join(_LAST_READ_S)
+        thread.join(max(0.0, until - clock.monotonic()))
 
 
 class Prefetcher:
@@ -137,7 +139,7 @@ class Prefetcher:
         ahead_bytes: int = 64 << 20,
     ) -> None:
         if threads < 1 or ahead_bytes < 1:
-            raise ValueError(f"threads {threads}, ahead_bytes {ahead_bytes}")
+            raise ValueError(f"threads and ahead_bytes must be positive, got {threads} and {ahead_bytes}")
         self._dataset, self._sampler, self._collate = resolved(dataset), sampler, collate
         self._threads, self._ahead_bytes = threads, ahead_bytes
 

@@ -42,13 +42,10 @@ if TYPE_CHECKING:
     from deeplink.cache.transfer.frames import Transport
     from deeplink.core.clock import Clock
     from deeplink.core.config import Config
-    from deeplink.core.types import Member, SampleKey
+    from deeplink.core.types import Member, SampleKey, Version
     from deeplink.fs.library import DatasetPath
 
     Dropped = Mapping[NodeName, Sequence[cache_pb2.EvictedShard]]
-    from collections.abc import Mapping, Sequence
-
-    from deeplink.core.types import Version
 
 log = logging.getLogger(__name__)
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from deeplink.cache.source.source import Source
     from deeplink.core.config import Config
-    from deeplink.core.types import Member, ShardId
+    from deeplink.core.types import Member
 
 log = logging.getLogger(__name__)
 

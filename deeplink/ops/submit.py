@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from deeplink.core.types import NodeName
     from deeplink.scheduler.placement.hint.cluster_survey import Ties
     from deeplink.scheduler.placement.hint.decide import Surroundings, Weighed
-    from deeplink.scheduler.placement.hint.decision import Ask, Decision
+    from deeplink.scheduler.placement.hint.decision import Ask
     from deeplink.scheduler.placement.hint.reconcile import Mine, SurveyedCluster
     from deeplink.scheduler.slurm.submission import Ours, SbatchLine, Submission
 

@@ -39,9 +39,10 @@ log = logging.getLogger(__name__)
 START_S = 120.0  # for the agents that are needed to come up (Python on a cold shared file system is slow)
 QUIET_S = 10.0  # after so long without any agent we say what we wait for
 GRACE_S = 10.0  # how long the others may take then
-# Whoever took the role found that nothing answers at the host for longer than this. No more of it counts, so that
-# a host that is back is heard first, and one that refuses now has lost its agent alone (`GAP_S`).
-SILENT_BEFORE_S = 1.4
+# Whoever took the role found that nothing answers at the host for longer than the first. Of that no more counts
+# than leaves the second for a question: a host that is back is heard first, and one that refuses now has lost its
+# agent alone (`GAP_S`).
+SILENT_BEFORE_S, ASKED_ONCE_S = 1.4, 1.1
 GONE_S = 1.0  # a machine that refuses connections for so long has lost its agent; at a job's end all of them do
 # Each agent is a connection, two where it is silent: for more, 1,024 open files may be too few. Of more, one on
 # each leaf is asked for all there.
@@ -218,10 +219,11 @@ class AgentPool:
         for one in nodes:
             self._admit(one)
 
-    def count_silence(self, node: NodeName) -> None:
-        """Count some of how long a node was silent before its launcher's role was taken."""
+    def count_silence(self, node: NodeName, silence_s: float) -> None:
+        """Count some of how long a node was silent before its launcher's role was taken; `silence_s` is enough."""
         if node in self._nodes:
-            self._nodes[node].forgive(-SILENT_BEFORE_S, self._clock.monotonic())
+            counted_s = max(0.0, min(SILENT_BEFORE_S, silence_s - ASKED_ONCE_S))
+            self._nodes[node].forgive(-counted_s, self._clock.monotonic())
 
     def readdress(self, facts: Mapping[NodeName, NodeFacts]) -> None:
         """Reach these nodes, which came up, by other addresses from here on."""

@@ -156,7 +156,8 @@ class LocalSlots(Slots):
     @override
     def ended(self) -> int | None:
         codes = [process.poll() for process in self._processes]
-        return next(filter(None, codes), None if None in codes else 0)
+        code = next(filter(None, codes), None if None in codes else 0)
+        return code if code is None or code >= 0 else 128 - code  # of a signal, as a shell tells it
 
     @override
     def failed(self) -> Failed:

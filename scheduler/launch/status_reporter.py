@@ -146,6 +146,11 @@ class StatusReporter:
         elif taken is not None:
             self._report([self._over(replace(taken, node=None))], now=True)
 
+    def named(self, nodes: Sequence[NodeName]) -> NodeName | None:
+        """Return the node that an incident of these names: the host of a launcher that died, else the first."""
+        taken = self._taken_over
+        return taken.node if taken is not None and taken.node in nodes else next(iter(nodes), None)
+
     def _with_taken_over(self, lost: Incident) -> Incident:
         """Return the loss of a node, with what the loss of its launcher tells where that was its host."""
         taken = self._taken_over

@@ -144,22 +144,25 @@ class Supervisor:
         link, said = handover.link, handover.said
         away_s = max(0.0, self._clock.monotonic() - link.died_at)
         if handover.silent_host is not None:
-            self._agents.count_silence(handover.silent_host)
+            self._agents.count_silence(handover.silent_host, self._policy.silence_s)
         self._reporter.take_over(layout, before.incident, said, away_s, handover.silent_host)
         reach = self._agents.reach(launch.attempt)
         self._step = handover.ranks(self._backend, before, self._spec.command, reach)
-        is_there = self._step is not None
         running = _Running(layout, self._step or EndedRanks(), before.began)
-        then = f"attempt {launch.attempt} goes on" if is_there else "the ranks are started again"
+        then = f"attempt {launch.attempt} goes on" if self._step is not None else "the ranks are started again"
         facts = {"attempt": str(launch.attempt), "signal": link.died, "away_s": away_s, "node": self._backend.here}
         self._events.event("launcher-restarted", f"{said}: {then}", **facts)
         if link.is_last:
             because = f"{said}, {parent.MOST_DEATHS} times in {parent.WITHIN_S / 60:.0f} minutes"
             code, kind = 128 + (link.died or 0), IncidentKind.LAUNCHER_LOST
             return running, AttemptVerdict(NextMove.FAILED, because, code=code, kind=kind)
-        if is_there:
+        if self._step is not None:
             return running, None
-        return running, AttemptVerdict(NextMove.RELAUNCH, said, kind=IncidentKind.LAUNCHER_RESTARTED)
+        verdict = AttemptVerdict(NextMove.RELAUNCH, said, kind=IncidentKind.LAUNCHER_RESTARTED)
+        if before.runs and handover.silent_host is not None:  # MPI's: their srun died with its host
+            kind, away = IncidentKind.NODE_SILENT, (handover.silent_host,)
+            verdict = replace(verdict, kind=kind, suspects=away, cause=Cause.NODE_LOST)
+        return running, verdict
 
     def _leave(
         self,
@@ -450,7 +453,7 @@ class Supervisor:
 
     def _open(self, verdict: AttemptVerdict, action: Action) -> None:
         quiet_s = self._report_silent(verdict.lost) or self._progress.stuck_s(self._clock.monotonic()) or 0.0
-        blamed = next(iter((*verdict.lost, *verdict.suspects)), None)
+        blamed = self._reporter.named((*verdict.lost, *verdict.suspects))
         kind = verdict.kind or IncidentKind.RANK_FAILED
         self._reporter.settle(IncidentOutcome.FAILED)  # the one before, if it has not come to a step since
         ends = kind is not IncidentKind.STRAGGLER

@@ -240,7 +240,7 @@ class AttemptRecord:
     ended_unix: float = 0.0  # 0 while it is the job's newest and has not ended
     ring_crossings: int = 0  # leaf-to-leaf hops of the rank ring as launched
     ring_crossings_stock: int = 0  # the same for Slurm's own order by node name
-    step_timeout_s: float = 0.0  # without progress for so long the ranks count as hung; 0: not watched
+    step_timeout_s: float = 0.0  # what the run was given, for watchdogs of older releases; 0: not watched
     detail: str = ""
     first_step: int | None = None  # first step it reported; None before the first report
     last_step: int | None = None  # newest step it reported; None before the first report

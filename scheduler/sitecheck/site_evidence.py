@@ -43,6 +43,12 @@ def _reading() -> Iterator[None]:
         ) from problem
 
 
+def _known(kind: type[Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a report is known here: another version's has more, and its version is to be told."""
+    names = {each.name for each in dataclasses.fields(kind)}
+    return {key: value for key, value in said.items() if key in names}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderReport:
     """One of our folders as a node sees it."""
@@ -88,11 +94,12 @@ class HostFacts:
         """Read what another process wrote."""
         with _reading():
             fields = dict(said)  # type: ignore[call-overload]
-            fields["folders"] = {key: FolderReport(**one) for key, one in fields.get("folders", {}).items()}
+            folders = fields.get("folders", {}).items()
+            fields["folders"] = {key: FolderReport(**_known(FolderReport, one)) for key, one in folders}
             fields["limits"] = {key: (one[0], one[1]) for key, one in fields.get("limits", {}).items()}
             fields["ephemeral"] = tuple(fields.get("ephemeral", (0, 0)))
             fields["listening"] = {key: tuple(ports) for key, ports in fields.get("listening", {}).items()}
-            return cls(**fields)
+            return cls(**_known(cls, fields))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

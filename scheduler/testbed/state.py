@@ -68,7 +68,8 @@ def freeze(layout: SandboxLayout) -> None:
             remedy="Bring the sandbox up with `--freezable`: the homes are then a file system of their own.",
             exit_code=2,
         )
-    done = command.finish(["fsfreeze", "--freeze", str(layout.homes)], timeout_s=_MAKE_S)
+    argv = ["fsfreeze", "--freeze", str(layout.homes)]
+    done = command.finish(argv, timeout_s=_MAKE_S, env={**os.environ, "LC_ALL": "C"})
     if done.code and "busy" not in done.stderr:  # frozen already
         raise command.CommandError(done.argv, done.code, done.stderr)
 
@@ -76,7 +77,10 @@ def freeze(layout: SandboxLayout) -> None:
 def thaw(layout: SandboxLayout) -> None:
     """Let writers go on; nothing happens where nothing is frozen."""
     if is_mounted(layout):
-        command.finish(["fsfreeze", "--unfreeze", str(layout.homes)], timeout_s=_MAKE_S)
+        argv = ["fsfreeze", "--unfreeze", str(layout.homes)]
+        done = command.finish(argv, timeout_s=_MAKE_S, env={**os.environ, "LC_ALL": "C"})
+        if done.code and "Invalid argument" not in done.stderr:  # what is not frozen
+            raise command.CommandError(done.argv, done.code, done.stderr)
 
 
 def remove_storage(layout: SandboxLayout) -> None:

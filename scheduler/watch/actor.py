@@ -190,7 +190,9 @@ class Actor:
                 progress.refused.add(step)
         except OSError as problem:
             self.say(f"{action.incident}: {step.value}: {problem}")
-            if step in _NOT_AGAIN:  # else it was no word of Slurm's, and may pass
+            if (
+                step is RecoveryStep.DROP_NODES
+            ):  # there is another way; else it was no word of Slurm's, and may pass
                 progress.refused.add(step)
         else:
             self.say(f"{action.incident}: {step.value} {self._object(action, step, facts)}")

@@ -31,8 +31,19 @@ def test_a_verb_says_in_its_module_what_the_table_says(verb: str) -> None:
 def test_the_verb_that_is_meant_is_named() -> None:
     done = CliRunner().invoke(cli, ["incdents"])
     assert done.exit_code == 2
-    assert "Is incidents meant?" in done.output
-    assert "meant" not in CliRunner().invoke(cli, ["xyzzy"]).output
+    assert "Did you mean" in done.output
+    assert "incidents" in done.output
+    assert "mean" not in CliRunner().invoke(cli, ["xyzzy"]).output
+
+
+def test_a_word_that_is_an_option_behind_two_dashes_is_a_wrong_use() -> None:
+    assert CliRunner().invoke(cli, ["--", "--foo"]).exit_code == 2
+
+
+def test_the_stand_in_that_is_asked_for_help_gives_it() -> None:
+    done = CliRunner().invoke(cli, ["shim", "-h"])
+    assert done.exit_code == 0
+    assert "Stand in for srun" in done.output
 
 
 def commands() -> list[tuple[str, ...]]:

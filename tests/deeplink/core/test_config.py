@@ -33,9 +33,10 @@ def test_paths_expand_home_and_variables(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("WHERE", "ssd")
     file = tmp_path / "c.toml"
-    file.write_text('store = "/local/$WHERE/x"\ncatalog = "~/cat"\n')
+    file.write_text('store = "/local/$WHERE/x"\ncatalog = "~/cat"\nshard_bytes = 1e9\n')
     config = load_config({"DEEPLINK_CONFIG": str(file)})
     assert config.store == Path("/local/ssd/x")
+    assert config.shard_bytes == 10**9
     assert config.catalog == Path("/home/someone/cat")
     assert config.state == Path("/home/someone/.local/state/deeplink")
 
@@ -48,6 +49,7 @@ def test_paths_expand_home_and_variables(tmp_path: Path, monkeypatch: pytest.Mon
         ("replicas = 'two'", "replicas"),
         ("replicas = 2.7", "replicas"),
         ("replicas = true", "replicas"),
+        ("store = '~nobody-of-this-name/x'", "store"),
         ("store = 7", "store"),
         ("store = ''", "store"),
         ("watch = 1", "watch"),

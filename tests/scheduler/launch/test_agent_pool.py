@@ -680,16 +680,17 @@ def test_time_in_which_we_did_nothing_blames_nobody(node: Callable[[str], Node])
     fleet.close()
 
 
+@pytest.mark.parametrize(("silence_s", "left_s"), [(2.5, 1.1), (1.0, 1.0), (30.0, 28.6)])
 def test_of_a_host_that_was_silent_before_its_launchers_role_was_taken_some_of_it_counts(
-    node: Callable[[str], Node],
+    node: Callable[[str], Node], silence_s: float, left_s: float
 ) -> None:
     clock = ManualClock()
     fleet = AgentPool(Agents([]), token_of_any, clock)
     fleet.adopt([node("n0").facts, node("n1").facts])
-    fleet.count_silence(NodeName("n1"))
+    fleet.count_silence(NodeName("n1"), silence_s)
     silence = fleet.silence()
     assert silence[NodeName("n0")].contact_s == 0.0
-    assert RelaunchPolicy().silence_s - silence[NodeName("n1")].contact_s == pytest.approx(1.1)
+    assert silence_s - silence[NodeName("n1")].contact_s == pytest.approx(left_s), "there is time for a question"
     fleet.close()
 
 

@@ -176,6 +176,12 @@ def test_a_host_that_is_lost_with_its_launcher_is_one_incident(told: Told, *, re
     assert one.evidence.endswith("; n1 is silent, and n2 has taken the launcher's role")
 
 
+def test_of_several_lost_nodes_the_host_of_the_launcher_that_died_is_named(told: Told) -> None:
+    assert (told.account.named([N2, N1]), told.account.named([])) == (N2, None)
+    taken_over(told, N1)
+    assert (told.account.named([N2, N1]), told.account.named([N2])) == (N1, N2)
+
+
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_host_of_which_nothing_more_is_found_than_its_launchers_death_is_an_incident_all_the_same(
     told: Told, *, comes_back: bool

@@ -35,6 +35,9 @@ def test_all_of_it_travels_as_json(tmp_path: Path) -> None:
     assert "lets others in" in host.tokens["token_file"]
     assert "secret" not in json.dumps(asdict(host))
     assert HostFacts.of(json.loads(json.dumps(asdict(host)))) == host
+    said = json.loads(json.dumps(asdict(host))) | {"uid": 7}
+    said["folders"] = {key: one | {"owner": 7} for key, one in said["folders"].items()}
+    assert HostFacts.of(said) == host, "another version says more, and which version it is has to be told"
 
 
 @pytest.mark.parametrize(
