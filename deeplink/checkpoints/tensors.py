@@ -125,9 +125,11 @@ def _named_as_in(part: Any, state: Any) -> Any:
     if not isinstance(part, torch.nn.Module) or not isinstance(state, dict):
         return state
     names = list(part.state_dict())
+    if set(state) == set(names) or not all(isinstance(name, str) for name in (*state, *names)):
+        return state
     here = dict(zip(_unwrapped(names), names, strict=True))
     saved = dict(zip(_unwrapped(list(state)), state.values(), strict=True))
-    if set(state) == set(names) or saved.keys() != here.keys():
+    if saved.keys() != here.keys():
         return state
     return {here[bare]: value for bare, value in saved.items()}
 
@@ -329,17 +331,21 @@ def _tensors(state: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 def refuse_unreadable(state: Any) -> None:
     """Raise at the first save, not at a restart, if `read_state` would not read what `write_state` writes."""
-    # Of tensors of other kinds than torch's own one of each kind is written.
+    # Of tensors of other kinds than torch's own one of each kind is written; shards are not written so.
     others: dict[type, torch.Tensor] = {}
     stand_in = torch.empty(0)
     if _is_readable(
-        _mapped(state, lambda one: stand_in if type(one) is torch.Tensor else others.setdefault(type(one), one))
+        _mapped(state, lambda one: stand_in if _needs_no_look(one) else others.setdefault(type(one), one))
     ):
         return
     for name, value in _leaves(state, ""):
         if not _is_readable(value):
             raise UnreadableStateError(name, type(value))
     raise UnreadableStateError("a key", object)
+
+
+def _needs_no_look(value: Any) -> bool:
+    return type(value) is torch.Tensor or (isinstance(value, torch.Tensor) and holds_shards(value))
 
 
 def _is_readable(value: Any) -> bool:
@@ -357,7 +363,7 @@ def _leaves(state: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(state, dict) or type(state) in {list, tuple}:
         for key, value in state.items() if isinstance(state, dict) else enumerate(state):
             yield from _leaves(value, f"{name}.{key}" if name else str(key))
-    elif type(state) is not torch.Tensor:
+    elif not _needs_no_look(state):
         yield name, state
 
 

@@ -19,6 +19,7 @@ from deeplink.checkpoints import (
     NoStateError,
     ShardedStateError,
     UnreadableStateError,
+    tensors,
 )
 from tests.deeplink.checkpoints import trainings
 from tests.deeplink.checkpoints.test_multirank_save import leave
@@ -273,3 +274,42 @@ def misused(rank: int, world: int, meeting: str, folder: Path) -> None:
 @pytest.mark.timeout(600)
 def test_a_shard_is_never_saved_as_if_it_were_all(tmp_path: Path) -> None:
     run(misused, 2, tmp_path)
+
+
+def save_wrapped(rank: int, world: int, meeting: str, folder: Path) -> None:
+    trainings.joined(rank, world, meeting)
+    model = trainings.kept(trainings.layers())
+    optimizer = trainings.adamw(model.parameters())
+    stepped(model, optimizer)
+    with Checkpoints(folder / "c") as checkpoints:
+        checkpoints.save_state({"model": model, "optimizer": optimizer}, step=1, spread="sharded", wait=True)
+    leave()
+
+
+@pytest.mark.slow
+def test_a_model_in_the_older_fsdp_is_saved(tmp_path: Path) -> None:
+    run(save_wrapped, 2, tmp_path)
+    assert Checkpoints(tmp_path / "c", readonly=True).latest() is not None
+
+
+def save_in_shards(rank: int, world: int, meeting: str, folder: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    trainings.joined(rank, world, meeting)
+    mesh = init_device_mesh("cpu", (world,))
+    states = {"weight": distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]), "best": 1.0}
+    written: list[Any] = []
+    save = torch.save
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch, "save", lambda value, file: (written.append(value), save(value, file)))
+        tensors.refuse_unreadable(states)
+        with pytest.raises(UnreadableStateError, match=r"^path of the state is a "):
+            tensors.refuse_unreadable({**states, "path": folder})
+    assert not any(tensors.holds_shards(value) for value in written)
+    leave()
+
+
+@pytest.mark.slow
+def test_shards_are_not_written_to_see_whether_they_can_be_read(tmp_path: Path) -> None:
+    run(save_in_shards, 1, tmp_path)
