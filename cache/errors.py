@@ -51,6 +51,13 @@ class SourceError(DeepLinkError):
         found.exit_code = 1
         return found
 
+    @staticmethod
+    def gone(url: str, key: str, problem: str) -> SourceError:
+        """One file is no more where it was when the source was listed."""
+        found = SourceError.unreadable(url, key, f"it went away ({problem})")
+        found.remedy = "Run `deeplink pack` again once nothing is removed there any more: sealed shards are kept."
+        return found
+
 
 class SourceChangedError(SourceError):
     """A file is not what it was when the source was listed, or packed."""

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from deeplink.cache.store.store import Store
-    from deeplink.core.clock import Clock
     from deeplink.core.types import Member
     from deeplink.rpc.tokens import RunTokens
 

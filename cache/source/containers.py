@@ -173,7 +173,12 @@ class ContainerSource(Source):
                 self._open.popitem(last=False)
 
     def _container(self, name: str) -> ContainerFile:
-        facts = self._files.stat(name)
+        try:
+            facts = self._files.stat(name)
+        except SourceError as problem:
+            if isinstance(problem.__cause__, FileNotFoundError):
+                raise SourceError.gone(self._files.url, name, str(problem.__cause__)) from problem.__cause__
+            raise
         if (known := self._known(name, facts)) is not None:
             return known
         with self._opening[hash(name) % _OPENED_AT_ONCE]:  # one thread looks through it, and the others find it
@@ -281,6 +286,10 @@ _GAP = 64 << 10
 _MOST_AT_ONCE = 16 << 20
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 """How files of gzip, bzip2, xz, zstd and lz4 begin."""
+_CUT = ("unexpected end", "truncated header", "empty header")
+"""What tarfile says of a tar that ends within a file or its head."""
+_BLOCK = tarfile.BLOCKSIZE
+_AGAIN = "Fetch it again."
 _EACH_BYTES = 200
 """Of memory, a sample, about."""
 
@@ -301,15 +310,28 @@ class TarContainer(ContainerFile):
                 for entry in archive:
                     self._take(entry, size)
                     archive.members.clear()  # type: ignore[attr-defined]  # it keeps each, with all its fields, for ever
+                buffer.seek(archive.offset)
+                self._unended = self._no_end(archive.offset, buffer.read(_BLOCK), size)
         except tarfile.TarError as problem:
             what, remedy = f"is no tar: {problem}", "It must be a tar that is not compressed."
-            if isinstance(problem, tarfile.ReadError) and "unexpected end" in str(problem):
-                what, remedy = f"is cut short: it ends at {size:,} bytes, within a file", "Fetch it again."
-            elif not size:
-                what = "is empty"
+            if not size:
+                what, remedy = "is empty", _AGAIN
             elif files.read_range(name, 0, min(size, 6)).startswith(_COMPRESSED):
                 what, remedy = "is compressed: its files cannot be read one by one", "Decompress it."
+            elif isinstance(problem, tarfile.ReadError) and any(text in str(problem) for text in _CUT):
+                what, remedy = f"is cut short: it ends at {size:,} bytes, within a file", _AGAIN
             raise SourceError(files.url, f"{name!r} {what}", remedy, key=name) from problem
+
+    def _no_end(self, at: int, block: bytes, size: int) -> SourceError | None:
+        """Return an error unless an empty block ends the tar; tarfile takes all that is no head for the end."""
+        if len(block) < _BLOCK:
+            what = f"is cut short: it ends at {size:,} bytes, without the empty blocks that end a tar"
+            remedy = "Fetch it again; if nothing is missing, `truncate -s +1024 FILE` ends it."
+        elif any(block):
+            what, remedy = f"is damaged: there is no file's head at {at:,} bytes", _AGAIN
+        else:
+            return None
+        return SourceError(self._files.url, f"{self._name!r} {what}", remedy, key=self._name)
 
     def _take(self, entry: tarfile.TarInfo, size: int) -> None:
         path = entry.name.removeprefix("./")
@@ -337,6 +359,8 @@ class TarContainer(ContainerFile):
 
     @override
     def entries(self) -> Iterable[tuple[str, int | SourceError]]:
+        if self._unended:  # reading what was packed of it before goes on
+            raise self._unended
         yield from ((path, size) for path, (_, size) in self._extents.items())
         yield from self._bad
 

@@ -56,6 +56,10 @@ class LocalSource(Source):
     def _failed(self, key: str, problem: OSError) -> SourceError:
         return SourceError.unreadable(self.url, key, problem.strerror or str(problem))
 
+    def _unread(self, key: str, problem: OSError) -> SourceError:
+        is_gone = isinstance(problem, FileNotFoundError)
+        return SourceError.gone(self.url, key, str(problem.strerror)) if is_gone else self._failed(key, problem)
+
     @override
     def check(self) -> None:
         if not self._root.is_dir():
@@ -132,7 +136,7 @@ class LocalSource(Source):
         try:
             facts = path.stat()  # first: `resolve` raises a RuntimeError for a link that leads to itself
             if path.is_symlink():
-                self._check_link(key, path, picker.wanted)
+                self._check_link(key, path, picker.wanted, is_folder=is_folder)
         except OSError as problem:
             picker.refuse(key, self._failed(key, problem))
             return None
@@ -148,7 +152,9 @@ class LocalSource(Source):
             return path.name, facts.st_size, facts.st_mtime_ns & _MARK
         return None
 
-    def _check_link(self, key: str, path: Path, wanted: Selection) -> None:
+    def _check_link(self, key: str, path: Path, wanted: Selection, *, is_folder: bool) -> None:
+        if wanted.follow_links and not is_folder:
+            return
         target = path.resolve()
         if wanted.follow_links:
             # Or in a folder on the way here, which a link led to: two that link to each other have no end.
@@ -158,7 +164,7 @@ class LocalSource(Source):
             return
         if not target.is_relative_to(self._root.resolve()):
             raise SourceError.bad_key(key, f"it is a link to {target}, outside of the source (--follow-links)")
-        if target.is_dir():
+        if is_folder:
             raise SourceError.bad_key(key, f"it is a link to the folder {target} (--follow-links)")
 
     @override
@@ -195,7 +201,7 @@ class LocalSource(Source):
             finally:
                 os.close(descriptor)
         except OSError as problem:
-            raise self._failed(key, problem) from problem
+            raise self._unread(key, problem) from problem
         return data
 
     @override
@@ -223,7 +229,7 @@ class LocalSource(Source):
                     close(descriptor)
                 at += size
         except OSError as problem:
-            raise self._failed(os.fsdecode(key), problem) from problem
+            raise self._unread(os.fsdecode(key), problem) from problem
         finally:
             if place >= 0:
                 close(place)

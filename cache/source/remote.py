@@ -108,6 +108,10 @@ class RemoteSource(Source):
         said = f"{type(problem).__name__}: {problem}"
         return SourceError.unreadable(self.url, key, said, may_pass=_may_pass(problem))
 
+    def _unread(self, key: str, problem: BaseException) -> SourceError:
+        is_gone = isinstance(problem, FileNotFoundError)
+        return SourceError.gone(self.url, key, str(problem)) if is_gone else self._failed(key, problem)
+
     def _unreachable(self, error: Exception) -> SourceError:
         return SourceError(
             self.url, f"cannot be listed: {error}", "Check the address and rights.", may_pass=_may_pass(error)
@@ -131,7 +135,7 @@ class RemoteSource(Source):
         except Exception as error:
             raise self._unreachable(error) from error
         for path, facts in every.items():
-            key = path.removeprefix(self._prefix).lstrip("/")
+            key = path.removeprefix(self._prefix)  # `/abs` stays: the archive does not give it by another name
             if not path.endswith("/") and picker.takes_below(key):
                 name, size, mark = self._file(key, facts)
                 picker.add(found, "", [name], [size], [mark])
@@ -220,10 +224,10 @@ class RemoteSource(Source):
         try:
             found = self._fs.cat_ranges(paths, list(starts), list(ends), on_error="return")
         except Exception as problem:
-            raise self._failed(names[0], problem) from problem
+            raise self._unread(names[0], problem) from problem
         for name, size, data in zip(names, sizes, found, strict=True):
             if isinstance(data, BaseException):
-                raise self._failed(name, data) from data
+                raise self._unread(name, data) from data
             check_size(self.url, name, size, len(data))
         return list(found)
 
@@ -231,7 +235,7 @@ class RemoteSource(Source):
         try:
             data: bytes = self._fs.cat_file(f"{self._root}/{key}", **extent)
         except Exception as problem:
-            raise self._failed(key, problem) from problem
+            raise self._unread(key, problem) from problem
         return data
 
 

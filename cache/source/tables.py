@@ -45,6 +45,7 @@ _CAST = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, 
 _TAKEN_FROM = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 """Of dictionaries of views no values can be taken."""
 _AGAIN = "Fetch or write it again."
+_NO_NESTED = "Fetch or write it again; dictionaries of dictionaries as plain columns: Arrow files hold none."
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +162,15 @@ class TableContainer(ContainerFile):
             table = self._groups.read(group, columns)
             for number, column in enumerate(table.columns):
                 if pa.types.is_dictionary(column.type):
-                    kind = _TAKEN_FROM.get(column.type.value_type, column.type.value_type)
-                    values = [chunk.dictionary.cast(kind).take(chunk.indices) for chunk in column.chunks]
-                    table = table.set_column(number, table.field(number).name, pa.chunked_array(values, kind))
+                    table = table.set_column(number, table.field(number).name, _plain(column))
         except (pa.ArrowException, OSError) as problem:
-            raise SourceError(self._url, f"cannot be read: {problem}", _AGAIN, key=self._name) from problem
+            kinds = [self._groups.schema.field(column).type for column in columns]
+            is_nested = isinstance(self._groups, _ArrowGroups) and any(map(_has_dictionary, kinds))
+            raise self._unread(problem, _NO_NESTED if is_nested else _AGAIN) from problem
         return table
+
+    def _unread(self, problem: Exception, remedy: str = _AGAIN) -> SourceError:
+        return SourceError(self._url, f"cannot be read: {problem}", remedy, key=self._name)
 
     def _values(self, group: int) -> dict[str, list[bytes | None]]:
         """Return a group's values by column, decoded; those of the last groups are kept."""
@@ -184,7 +188,10 @@ class TableContainer(ContainerFile):
     def _as_bytes(self, name: str, column: pa.ChunkedArray) -> list[bytes | None]:
         kind = column.type
         if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-            held = pc.struct_field(column, "bytes")
+            try:
+                held = _plain(pc.struct_field(column, "bytes"))
+            except pa.ArrowException as problem:
+                raise self._unread(problem) from problem
             if held.null_count > column.null_count:
                 raise SourceError(
                     self._url,
@@ -199,6 +206,20 @@ class TableContainer(ContainerFile):
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
             return values
         return [None if value is None else as_json(value) for value in values]
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column's values out of the dictionaries that hold them."""
+    while pa.types.is_dictionary(column.type):
+        kind = _TAKEN_FROM.get(column.type.value_type, column.type.value_type)
+        values = [chunk.dictionary.cast(kind).take(chunk.indices) for chunk in column.chunks]
+        column = pa.chunked_array(values, kind)
+    return column
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    below = (kind.field(number).type for number in range(kind.num_fields))
+    return pa.types.is_dictionary(kind) or any(map(_has_dictionary, below))
 
 
 def as_json(value: Any) -> bytes:
@@ -257,7 +278,7 @@ def _arrow_groups(file: io.BufferedReader[FileRanges]) -> _ArrowGroups:
 
 def _stream_groups(file: io.BufferedReader[FileRanges]) -> _ArrowGroups:
     schema = pa.ipc.read_schema(source := pa.PythonFile(file))
-    if any(pa.types.is_dictionary(field.type) for field in schema):
+    if any(map(_has_dictionary, schema.types)):
         raise pa.ArrowInvalid("it is a stream with dictionaries; write it as an Arrow file, or as parquet")
 
     def at(place: int) -> pa.RecordBatch:

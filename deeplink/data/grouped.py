@@ -275,6 +275,7 @@ class GroupedDataset(MapDatasetBase):
         self.transform, self.columns, self.seeded = transform, tuple(wanted), seeded
         self._folders = tuple({folder: None for choices in wanted.values() for folder, _ in choices})
         self._annotations: np.ndarray | None = None
+        self._lengths: np.ndarray | None = None  # once they are asked for: readers ahead do for each batch
         self._rows, self._stems = self._table(list(wanted.values()))
         if annotations:
             self._annotate(f"{self.root}/{annotations}".lstrip("/"))
@@ -334,13 +335,17 @@ class GroupedDataset(MapDatasetBase):
         )
 
     @override
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_lengths": None}
+
+    @override
     def __len__(self) -> int:
         return len(self._rows)
 
     @override
     def _pick(self, positions: np.ndarray) -> None:
         super()._pick(positions)
-        self._rows, self._stems = self._rows[positions], self._stems[positions]
+        self._rows, self._stems, self._lengths = self._rows[positions], self._stems[positions], None
         self._annotations = None if self._annotations is None else self._annotations[positions]
 
     @override
@@ -383,9 +388,11 @@ class GroupedDataset(MapDatasetBase):
     @property
     @override
     def lengths(self) -> np.ndarray:
-        whole: np.ndarray = np.append(self._reader.index.lengths, np.uint64(0))  # of row -1, which is no file
-        found: np.ndarray = whole[self._rows].sum(axis=1, dtype=np.uint64)
-        return found
+        if self._lengths is None:
+            whole: np.ndarray = np.append(self._reader.index.lengths, np.uint64(0))  # of row -1, which is no file
+            self._lengths = whole[self._rows].sum(axis=1, dtype=np.uint64)
+            self._lengths.flags.writeable = False
+        return self._lengths
 
     @override
     def will_need(self, indices: np.ndarray) -> None:

@@ -393,5 +393,9 @@ class ResumableSampler:
 
 def _order(shuffle: bool | Order | str) -> Order:  # noqa: FBT001 - as the sampler takes it
     if isinstance(shuffle, Order | str):
-        return Order(shuffle)
+        try:
+            return Order(shuffle)
+        except ValueError as problem:
+            known = ", ".join(repr(order.value) for order in Order)
+            raise ValueError(f"{problem}: give True, False, an Order, or one of {known}") from None
     return Order.SHUFFLED if shuffle else Order.SEQUENTIAL

@@ -120,6 +120,7 @@ def test_a_tar_that_is_none_or_is_compressed_is_said(tmp_path: Path, tars: Files
     ("written", "said"),
     [
         (lambda whole: whole[:5000], "cut short: it ends at 5,000 bytes"),
+        (lambda whole: whole[:300], "cut short: it ends at 300 bytes"),
         (gzip.compress, "compressed"),
         (lambda _: b"", "is empty"),
         (lambda _: b"no tar" * 100, "is no tar"),
@@ -128,8 +129,51 @@ def test_a_tar_that_is_none_or_is_compressed_is_said(tmp_path: Path, tars: Files
 def test_what_is_wrong_with_a_tar_is_said(tmp_path: Path, written: Callable[[bytes], bytes], said: str) -> None:
     path = make_tar(tmp_path / "a.tar", {"long": bytes(9000)})
     path.write_bytes(written(path.read_bytes()))
-    with pytest.raises(SourceError, match=said):
+    with pytest.raises(SourceError, match=said) as refused:
         open_source(str(path)).listing()
+    assert ("Fetch it again" in refused.value.remedy) == (said.startswith("cut short") or said == "is empty")
+
+
+@pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_a_tar_is_cut_short_wherever_it_is_cut(tmp_path: Path, kind: int) -> None:
+    path, name = tmp_path / "a.tar", "é" * 80
+    with tarfile.open(path, "w", format=kind) as archive:
+        for number in range(2):
+            entry = tarfile.TarInfo(f"{name}{number}")
+            entry.size = 700
+            archive.addfile(entry, io.BytesIO(bytes([65]) * 700))
+        end = archive.offset
+    whole = path.read_bytes()
+    for size in [*range(1, end + 512, 94), *range(512, end + 1, 512)]:
+        path.write_bytes(whole[:size])
+        with pytest.raises(SourceError, match=f"'a.tar' is cut short: it ends at {size:,} bytes") as refused:
+            open_source(str(path)).listing()
+        assert refused.value.remedy.startswith("Fetch it again")
+    for size in (end + 512, end + 1024):
+        path.write_bytes(whole[:size])
+        assert len(open_source(str(path)).listing()) == 2
+
+
+def test_a_tar_without_its_end_is_not_listed_but_what_was_packed_of_it_is_read(tmp_path: Path) -> None:
+    path = make_tar(tmp_path / "a.tar", {"one": b"1", "two": b"22"})
+    path.write_bytes(path.read_bytes()[:2048])
+    with pytest.raises(SourceError, match="without the empty blocks"):
+        open_source(str(path)).listing()
+    assert open_source(str(path)).read("a/two", 2) == b"22"
+    with path.open("ab") as file:
+        file.write(b"x" * 4096)
+    with pytest.raises(SourceError, match="damaged: there is no file's head at 2,048 bytes"):
+        open_source(str(path)).listing()
+
+
+def test_a_tar_that_goes_away_is_said_to_have_gone(tmp_path: Path) -> None:
+    path = make_tar(tmp_path / "a.tar", {"one": b"1"})
+    origin = open_source(str(path))
+    origin.listing()
+    path.unlink()
+    with pytest.raises(SourceError, match="went away") as gone:
+        origin.read("a/one", 1)
+    assert isinstance(gone.value.__cause__, FileNotFoundError)
 
 
 def test_a_pattern_that_takes_no_file_is_said(tmp_path: Path, tars: Files) -> None:
@@ -260,6 +304,37 @@ def test_bytes_and_text_are_packed_as_they_are_however_a_table_holds_them(tmp_pa
     write_table(path, pa.table(columns))
     found = {f"a/{row:08d}.{name}": part for name, parts in expected.items() for row, part in parts.items()}
     compare(str(path), found)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".feather"])
+def test_dictionaries_within_columns_are_read_out_too(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    held = pa.array([b"q", None, b"q"]).dictionary_encode()
+    image = pa.StructArray.from_arrays(
+        [held, pa.array(["p"] * 3)], ["bytes", "path"], mask=pa.array([False, True, False])
+    )
+    columns = {"image": image}
+    expected = {f"a/{row:08d}.image": b"q" for row in (0, 2)}
+    if suffix == ".feather":  # parquet takes no such column
+        columns["images"] = pa.DictionaryArray.from_arrays(pa.array([2, 1, 0], pa.int32()), image)
+        expected |= {f"a/{row:08d}.images": b"q" for row in (0, 2)}
+    write_table(path, pa.table(columns))
+    compare(str(path), expected)
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".feather"])
+def test_dictionaries_that_an_arrow_file_cannot_hold_are_said(tmp_path: Path, suffix: str) -> None:
+    inner = pa.array(["a", "b"]).dictionary_encode()
+    twice = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), inner)
+    within = pa.StructArray.from_arrays([inner], ["bytes"])
+    path = write_table(tmp_path / f"a{suffix}", pa.table({"x": twice}))
+    with pytest.raises(SourceError) as refused:
+        open_source(str(path)).listing()
+    assert "dictionaries" in f"{refused.value} {refused.value.remedy}"
+    if suffix == ".arrow":
+        write_table(path, pa.table({"x": pa.ListArray.from_arrays([0, 2], within)}))
+        with pytest.raises(SourceError, match="a stream with dictionaries"):
+            open_source(str(path)).listing()
 
 
 def test_a_table_that_is_damaged_within_is_said(tmp_path: Path) -> None:

@@ -106,6 +106,15 @@ def test_links_are_followed_where_that_is_asked_for_and_loops_are_bad(tmp_path: 
         origin.listing(Selection(follow_links=True))
 
 
+def test_links_to_files_are_not_looked_at_for_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = write_tree(tmp_path / "tree", {"a/b/c": b"1"})
+    (tree / "a" / "b" / "link").symlink_to("c")
+    compared: list[Path] = []
+    monkeypatch.setattr(Path, "samefile", lambda _self, other: compared.append(other))
+    assert listed(tree, follow_links=True) == ["a/b/c", "a/b/link"]
+    assert not compared
+
+
 def test_folders_that_link_to_each_other_are_entered_once_on_each_way(tmp_path: Path) -> None:
     write_tree(tmp_path, {"one/a": b"1", "two/b": b"22"})
     (tmp_path / "one" / "on").symlink_to("../two")

@@ -3,18 +3,20 @@ from __future__ import annotations
 import os
 import sys
 import zipfile
+from functools import partial
 from typing import TYPE_CHECKING
 
 import fsspec
 import pytest
 
 from deeplink.cache.errors import SourceChangedError, SourceError
+from deeplink.cache.format.names import Names
 from deeplink.cache.source import local_source
 from deeplink.cache.source.opening import open_source
 from tests.cache.agents import make_tar, write_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -155,6 +157,32 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises((SourceError, SourceChangedError)):  # and it does not wait for a writer
         open_source(str(tmp_path)).read("pipe", 1)
+
+
+def test_a_file_that_goes_away_while_it_is_packed_is_said_to_have_gone(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"a": b"x"})
+    fsspec.filesystem("memory").pipe_file("/gone/a", b"x")
+    for url in (str(tmp_path), "memory://gone"):
+        source = open_source(url)
+        reads: tuple[Callable[[], object], ...] = (
+            partial(source.read, "b", 1),
+            partial(source.read_range, "b", 0, 1),
+            partial(source.fill, Names.of(["b"]), [1], memoryview(bytearray(2))),
+        )
+        for read in reads:
+            with pytest.raises(SourceError, match="'b' cannot be read: it went away") as gone:
+                read()
+            assert gone.value.remedy.startswith("Run `deeplink pack` again")
+            assert isinstance(gone.value.__cause__, FileNotFoundError)
+            assert gone.value.exit_code == 1
+
+
+def test_a_name_in_an_archive_that_can_be_no_path_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name in ("/abs", "x/y"):
+            archive.writestr(name, b"1")
+    with pytest.raises(SourceError, match="'/abs' cannot be packed: the path is absolute"):
+        open_source(f"zip://::{tmp_path}/a.zip").listing()
 
 
 def test_a_tree_of_many_folders_lists_alike_wherever_it_is(tmp_path: Path) -> None:

@@ -78,6 +78,19 @@ def test_a_stream_and_a_prefetcher_read_it_like_a_loader(config: Config) -> None
     dataset.will_need(np.arange(3))
 
 
+def test_lengths_are_summed_once_for_each_choice_of_items(config: Config) -> None:
+    dataset = GroupedDataset("pairs", ["jpg", "json"], config=config)
+    whole = dataset.lengths
+    assert dataset.lengths is whole
+    assert not whole.flags.writeable
+    part = dataset.subset([5, 2])
+    assert part.lengths.tolist() == [whole[5], whole[2]]
+    assert part.subset([1]).lengths.tolist() == [whole[2]]
+    assert dataset.lengths is whole
+    assert dataset.__getstate__()["_lengths"] is None  # workers do not get it sent
+    assert copied(dataset).lengths.tolist() == whole.tolist()
+
+
 def test_an_item_is_the_files_of_one_key(config: Config) -> None:
     dataset = GroupedDataset("pairs", ["jpg", "json"], config=config)
     assert len(dataset) == WHOLE
