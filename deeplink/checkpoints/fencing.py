@@ -20,7 +20,7 @@ from deeplink.checkpoints.manifest import CheckpointError
 from deeplink.core.errors import DeepLinkError
 from deeplink.core.publish import read_members
 from deeplink.core.types import FencedError, NodeName
-from deeplink.rpc.plain import PlainBusyError, PlainCallError
+from deeplink.rpc.plain import PlainBusyError, PlainCallError, PlainStatusError
 from deeplink.scheduler.slurm.client import Slurm
 from deeplink.scheduler.slurm.states import JobState
 
@@ -272,7 +272,7 @@ class AgentsWitness(Witness):
         self._turn += 1
         try:
             newest = self.agents.hold(address).newest
-        except PlainBusyError:  # thousands of ranks ask: that it says so is an answer
+        except (PlainBusyError, PlainStatusError):  # that it is busy, or what it refuses, is an answer, too
             return ""
         return str(newest) if newest > self.agents.attempt else ""
 

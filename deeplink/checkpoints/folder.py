@@ -12,16 +12,16 @@ import operator
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from deeplink.checkpoints import manifest as manifests
 from deeplink.checkpoints.agents import JobAgents
-from deeplink.checkpoints.claims import Retention, fresh_names
+from deeplink.checkpoints.claims import Retention
 from deeplink.checkpoints.fencing import LENGTH_S, FencingGuard, guarded, last_resort_of, witnesses_of
 from deeplink.checkpoints.found import SAMPLER
 from deeplink.checkpoints.interval import RESTART_S, advice_for
 from deeplink.checkpoints.manifest import CheckpointError
-from deeplink.checkpoints.mirror import Mirror, UploadBarrier, rescue
+from deeplink.checkpoints.mirror import FAILED, Mirror, UploadBarrier, bring_together, refuse_failures
 from deeplink.checkpoints.multirank_save import SaveGroup
 from deeplink.checkpoints.ownership import FolderOwnership
 from deeplink.checkpoints.recovery_agreement import RecoveryAgreement, no_agreement
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from deeplink.core.clock import Clock
 
 log = logging.getLogger(__name__)
+
+_TAKEN: Final = {"rank", "random", "map_location"}
+"""Names that no part in a loop has: `Checkpoint.restore` takes something else by them."""
 
 
 def refuse_strangers(local: Path | None, *, readonly: bool) -> None:
@@ -105,7 +108,8 @@ class Checkpoints:
         keep_every: checkpoints of steps that are a multiple of it are kept besides; none where it is 0.
         local: a folder on this node's own disk, this user's alone: saves go there, and from there to `folder` in
             the background. Then one rank of each node must call `latest` before the first save; outside of
-            `deeplink run` every rank `resume` or `over`, within a process group of torch.distributed.
+            `deeplink run` every rank has one, and calls `resume` or `over` within a process group of
+            torch.distributed.
         finite: "note" names tensors that hold NaN or infinity in manifest and log, "refuse" saves no such
             state, "off" does not look. Of states that `save_state` is given.
         waiting: what a `save_state` does while the one before is under way: "wait" for it, or "skip" this one.
@@ -369,31 +373,32 @@ class Checkpoints:
         from deeplink.checkpoints import tensors  # noqa: PLC0415 - torch
 
         self._parts, self._is_resumed = dict(parts), True
-        meets = self._mirror is not None and self.attempt is None and tensors.group().world > 1
-        if meets:
-            self._bring_together(tensors.gathered_texts)
-        found = self.latest()
-        if meets and len(set(names := tensors.gathered_texts(found.path.name if found else ""))) > 1:
-            raise no_agreement(f"the ranks found {', '.join(name or 'nothing' for name in names)}")
+        rank, world = tensors.group().rank, tensors.group().world
+        if self.local and self._mirror is not None and self.attempt is None and world > 1:
+            found = self._found_together(self.local, rank, tensors.gathered_texts)
+        else:
+            found = self.latest()
         if found is not None:
-            found.restore(rank=tensors.group().rank, random=random, **parts)
+            found.restore(rank=rank, random=random, **parts)
             self.step = found.step
         return found
 
-    def _bring_together(self, gathered: Callable[[str], list[str]]) -> None:
-        """Have each node bring what it alone holds to the shared folder: ranks of no attempt go on from there."""
-        hold, problem = self._hold, ""
-        if self.local and self._states.is_first_here:
-            try:
-                refuse_strangers(self.local, readonly=False)
-                self.folder.mkdir(parents=True, exist_ok=True)
-                rescue(self.local, hold, hold.patiently(hold.claims.newest))
-            except (DeepLinkError, OSError) as failed:
-                problem = str(failed)
-        for rank, said in enumerate(gathered(problem)):
-            if said:
-                raise no_agreement(f"rank {rank}: {said}")
-        fresh_names(self.folder)  # a listing that was remembered lacks what other nodes brought
+    def _found_together(self, local: Path, rank: int, gathered: Callable[[str], list[str]]) -> Checkpoint | None:
+        """Return what all ranks of no attempt go on from; where one of them fails, all do."""
+        bring_together(local, self._hold, rank, gathered)
+        found, failed, said = None, None, ""
+        try:
+            found = self.latest()
+            said = found.path.name if found else ""
+        except (DeepLinkError, OSError) as problem:
+            failed, said = problem, f"{FAILED}{problem}"
+        names = gathered(said)
+        if failed is not None:
+            raise failed
+        refuse_failures(names)
+        if len(set(names)) > 1:
+            raise no_agreement(f"the ranks found {', '.join(name or 'nothing' for name in names)}")
+        return found
 
     def over(
         self, batches: Iterable[Any], *, every: int, spread: Spread | None = None, **parts: Any
@@ -409,7 +414,8 @@ class Checkpoints:
             every: steps between two saves.
             spread: as `save_state` has it; None: "sharded" where a part is (FSDP), else rank 0's state and every
                 rank's random numbers.
-            parts: model, optimizer, sampler ...; those of `resume` when there are none.
+            parts: model, optimizer, sampler ...; those of `resume` when there are none. None is called `rank`,
+                `random` or `map_location`.
 
         Raises:
             DeepLinkError, KeyError, TypeError: as `resume` and `save_state`.
@@ -418,6 +424,8 @@ class Checkpoints:
 
         if every < 1:
             raise ValueError(f"every must be 1 or more, got {every}")
+        if taken := sorted(_TAKEN & parts.keys()):
+            raise ValueError(f"call no part {', '.join(taken)}: `restore` takes something else by that name")
         if parts and not self._is_resumed:
             self.resume(**parts)
         self._parts = parts or self._parts

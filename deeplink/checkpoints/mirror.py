@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import socket
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -25,16 +26,18 @@ from deeplink.checkpoints.multirank_save import Exchange, SaveAbandonedError
 from deeplink.checkpoints.recovery_agreement import no_agreement
 from deeplink.checkpoints.saving import replaced, saved_meanwhile, tidy, tidy_shared, withdraw_if_late
 from deeplink.core.errors import DeepLinkError
+from deeplink.core.private import PrivateFolderError, private_folder
+from deeplink.core.process_identity import boot_id
 from deeplink.core.publish import DRAFT_PREFIX, fsync_path, publish_draft, published_folder, write_unsynced
 from deeplink.core.types import Attempt, AttemptFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from deeplink.checkpoints.agents import JobAgents
     from deeplink.checkpoints.claims import CheckpointName, Claim
-    from deeplink.checkpoints.manifest import FileEntry
+    from deeplink.checkpoints.manifest import FileEntry, Manifest
     from deeplink.checkpoints.multirank_save import SaveGroup
     from deeplink.checkpoints.ownership import FolderOwnership
     from deeplink.core.clock import Clock
@@ -49,6 +52,8 @@ RESCUE_S: Final = 20.0
 """How long `rescue` retries errors: well below what the other nodes wait (`PATIENCE_S`)."""
 PATIENCE_S: Final = 60.0
 """A node that has not looked by then is gone without if anything is whole; its copy does not count any more."""
+FAILED: Final = "!"
+"""Begins a rank's answer that it failed, and why."""
 _PAUSE_S: Final = 0.05
 _OFFER: Final = "offer-"
 _PIECE = 4 << 20
@@ -63,19 +68,35 @@ def copy_entry(
 ) -> None:
     """Copy a whole checkpoint, unless it is there already; a damaged one of its name is set aside."""
     manifest = manifests.read_manifest(source)
-    if manifests.is_there(final):
-        try:
-            there = manifests.check(final, contents=True, read=read)
-        except CheckpointDamagedError as damaged:
-            log.warning("%s; a whole one comes from %s", damaged, source)
-        else:
-            if there != manifest:
-                raise saved_meanwhile(final)
-            return
-    with published_folder(final, check=lambda: replaced(final, check)) as draft:
+    if _is_there_whole(final, manifest, read):
+        return
+
+    def make_way() -> None:
+        if _is_there_whole(final, manifest, read):
+            raise _OvertakenError
+        replaced(final, check)
+
+    with suppress(_OvertakenError), published_folder(final, check=make_way) as draft:
         for entry in manifest.files:
             _copy_file(source, draft, entry, read)
         shutil.copyfile(source / manifests.NAME, draft / manifests.NAME)
+
+
+class _OvertakenError(Exception):
+    """Another process has copied the same checkpoint meanwhile."""
+
+
+def _is_there_whole(final: Path, manifest: Manifest, read: Callable[[int], None]) -> bool:
+    if not manifests.is_there(final):
+        return False
+    try:
+        there = manifests.check(final, contents=True, read=read)
+    except CheckpointDamagedError as damaged:
+        log.warning("%s; a whole one is brought in", damaged)
+        return False
+    if there != manifest:
+        raise saved_meanwhile(final)
+    return True
 
 
 def _copy_file(
@@ -256,6 +277,41 @@ def _rescued(local: Path, hold: FolderOwnership, newest: Claim) -> str | None:
         else:
             return entry.name
     return None
+
+
+def bring_together(local: Path, hold: FolderOwnership, rank: int, gathered: Callable[[str], list[str]]) -> None:
+    """Have the first rank of each disk bring what it alone holds to the shared folder; every rank calls it."""
+    disks = gathered(_disk_of(local))
+    refuse_failures(disks)
+    problem = ""
+    if disks[rank] and disks.index(disks[rank]) == rank:
+        try:
+            hold.folder.mkdir(parents=True, exist_ok=True)
+            rescue(local, hold, hold.patiently(hold.claims.newest))
+        except (DeepLinkError, OSError) as failed:
+            problem = f"{FAILED}{failed}"
+    refuse_failures(gathered(problem))
+    with suppress(OSError):  # the look for what to go on from says so
+        fresh_names(hold.folder)  # a listing that was remembered lacks what other nodes brought
+
+
+def _disk_of(local: Path) -> str:
+    """Return what names a folder of this machine, alike in all its processes; empty where its disk refuses."""
+    try:
+        private_folder(local)
+        found = local.stat()
+    except PrivateFolderError as problem:
+        return f"{FAILED}{problem}"
+    except OSError:  # said by the look, too
+        return ""
+    return f"{socket.gethostname()} {boot_id()} {found.st_dev} {found.st_ino}"
+
+
+def refuse_failures(answers: Sequence[str]) -> None:
+    """Raise where one of the ranks' answers is that it failed."""
+    for rank, said in enumerate(answers):
+        if said.startswith(FAILED):
+            raise no_agreement(f"rank {rank}: {said.removeprefix(FAILED)}")
 
 
 def _is_whole(hold: FolderOwnership, entry: CheckpointName) -> bool:

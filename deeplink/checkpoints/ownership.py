@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import stat
 import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -56,6 +57,7 @@ BRING_S: Final = 900.0
 RETRY_S: Final = 60.0
 """How long an error of its storage is tried again: a ticket is renewed, a server comes back."""
 _PAUSE_S: Final = 1.0
+_NO_FOLDER: Final = {errno.EEXIST, errno.ENOTDIR}
 
 
 class FolderOwnership:
@@ -132,7 +134,7 @@ class FolderOwnership:
             except OSError as problem:
                 if problem.errno in FULL:  # waiting makes no room
                     raise CheckpointWriteError(self.folder, problem) from problem
-                if problem.errno in {errno.EEXIST, errno.ENOTDIR}:  # nor does it turn a file into a folder
+                if problem.errno in _NO_FOLDER and _is_no_folder(self.folder):  # nor a folder of a file
                     raise no_folder(self.folder) from problem
                 if until is None:
                     until = self._clock.monotonic() + for_s
@@ -302,3 +304,12 @@ class FolderOwnership:
             manifests.check(path, contents=contents, read=self.stir)
             if contents:
                 self._checked.add(path)
+
+
+def _is_no_folder(path: Path) -> bool:
+    """Tell whether something else than a folder stands at the path, or above it."""
+    for one in (path, *path.parents):
+        with suppress(OSError):
+            if not stat.S_ISDIR(one.stat().st_mode):
+                return True
+    return False

@@ -33,7 +33,7 @@ from deeplink.checkpoints.fencing import (
 )
 from deeplink.core.clock import ManualClock, SystemClock
 from deeplink.core.types import Attempt, FencedError, JobId, NodeName
-from deeplink.rpc.plain import PlainBusyError, PlainCallError, serving
+from deeplink.rpc.plain import PlainBusyError, PlainCallError, PlainStatusError, serving
 from deeplink.scheduler.slurm.client import JobVanishedError
 from deeplink.scheduler.slurm.parse import JobRow
 from deeplink.scheduler.slurm.states import JobState
@@ -270,6 +270,16 @@ def test_an_agent_that_has_too_much_to_do_has_answered(nodes: Nodes, monkeypatch
     with pytest.raises(PlainBusyError):
         agents.hold(busy.address)
     assert witness.ask() == ""
+
+
+def test_an_agent_that_refuses_the_question_has_answered(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, agents = rank_of(nodes, "n0", ["n0", "n1"])
+
+    def refused(_address: str) -> None:
+        raise PlainStatusError("n1", 12, "no such method")
+
+    monkeypatch.setattr(JobAgents, "hold", lambda _self, address: refused(address))
+    assert AgentsWitness(nodes.members("n1"), agents).ask() == ""
 
 
 @dataclass

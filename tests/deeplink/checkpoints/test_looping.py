@@ -138,6 +138,8 @@ def test_a_loop_without_parts_or_sense_is_refused(tmp_path: Path) -> None:
         next(checkpoints.over([1], every=1))
     with pytest.raises(ValueError, match="every must be"):
         next(checkpoints.over([1], every=0, model=nn.Linear(1, 1)))
+    with pytest.raises(ValueError, match="call no part random"):
+        next(checkpoints.over([1], every=1, random=Sampler(3)))
 
 
 def test_the_parts_that_the_loop_names_are_saved_also_after_a_resume_of_some(tmp_path: Path) -> None:

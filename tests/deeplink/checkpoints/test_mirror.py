@@ -8,17 +8,26 @@ import shutil
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import distributed as dist
 from typing_extensions import override
 
-from deeplink.checkpoints import CheckpointError, Checkpoints, CheckpointWriteError, FencedError, mirror
+from deeplink.checkpoints import (
+    CheckpointError,
+    Checkpoints,
+    CheckpointWriteError,
+    FencedError,
+    StorageUnreadableError,
+    mirror,
+)
 from deeplink.checkpoints.claims import APART_GAP, NO_CLAIM, fresh_names
 from deeplink.checkpoints.mirror import UploadBarrier
 from deeplink.checkpoints.ownership import FolderOwnership
-from deeplink.core.clock import ManualClock
+from deeplink.core.clock import ManualClock, SystemClock
+from deeplink.core.errors import DeepLinkError
 from deeplink.core.types import Attempt
 from tests.deeplink.checkpoints import trainings
 from tests.deeplink.checkpoints.test_resuming import run
@@ -249,6 +258,81 @@ def resumed_apart(rank: int, world: int, meeting: str, folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"nobody said which checkpoint .* rank 0: "):
         Checkpoints(folder / "file", local=folder / f"ssd{rank}").resume(model=torch.nn.Linear(1, 1))
     dist.destroy_process_group()
+
+
+def test_a_whole_copy_that_another_process_made_meanwhile_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Checkpoints(tmp_path / "here") as checkpoints:
+        save(checkpoints, 1)
+    source = next((tmp_path / "here").glob("step-*"))
+    final = tmp_path / "shared" / source.name
+    final.parent.mkdir()
+    copied = mirror._copy_file
+
+    def overtaken(*args: Any) -> Path:
+        """While it copies, another process publishes the same."""
+        monkeypatch.setattr(mirror, "_copy_file", copied)
+        mirror.copy_entry(source, final)
+        return copied(*args)
+
+    monkeypatch.setattr(mirror, "_copy_file", overtaken)
+    mirror.copy_entry(source, final)
+    assert [path.name for path in final.parent.iterdir()] == [source.name]
+
+
+def both(names: list[str], do: Callable[[str, Callable[[str], list[str]]], None]) -> list[str]:
+    """Have ranks do something that gathers texts, each in a thread; return what they raised."""
+    said, meeting, raised = dict.fromkeys(names, ""), threading.Barrier(len(names)), dict.fromkeys(names, "")
+
+    def rank(name: str) -> None:
+        def gathered(text: str) -> list[str]:
+            said[name] = text
+            meeting.wait(LIMIT_S)
+            answers = list(said.values())
+            meeting.wait(LIMIT_S)
+            return answers
+
+        try:
+            do(name, gathered)
+        except (DeepLinkError, threading.BrokenBarrierError) as problem:
+            raised[name] = str(problem)
+
+    threads = [threading.Thread(target=rank, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * LIMIT_S)
+    return list(raised.values())
+
+
+def test_one_rank_of_those_on_a_disk_brings_in_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought: list[Path] = []
+    monkeypatch.setattr(mirror, "rescue", lambda local, *_: brought.append(local))
+
+    def bring(name: str, gathered: Any) -> None:
+        disk, rank = tmp_path / f"ssd{name[0]}", int(name[1])
+        mirror.bring_together(disk, FolderOwnership(tmp_path / "shared", None, SystemClock()), rank, gathered)
+
+    assert both(["a0", "a1", "b2", "b3"], bring) == [""] * 4
+    assert sorted(brought) == [tmp_path / "ssda", tmp_path / "ssdb"]
+
+
+def test_what_the_look_of_one_rank_raises_the_others_do_not_wait_for(tmp_path: Path) -> None:
+    def resume(name: str, gathered: Any) -> None:
+        checkpoints = Checkpoints(tmp_path / "shared", local=tmp_path / name)
+        if name == "1":
+            refused = StorageUnreadableError(tmp_path, OSError(5, "broken"), 60)
+            checkpoints.latest = Mock(side_effect=refused)  # type: ignore[method-assign]
+        checkpoints._found_together(tmp_path / name, int(name), gathered)
+
+    other, own = both(["0", "1"], resume)
+    assert "nobody said which checkpoint" in other
+    assert "rank 1: " in other
+    assert own
+    assert "nobody said" not in own
 
 
 @pytest.mark.slow

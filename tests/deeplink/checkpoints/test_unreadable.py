@@ -136,6 +136,15 @@ def test_it_is_tried_again_for_a_while(three: Path, caplog: pytest.LogCaptureFix
     assert caplog.text.count("tried again for 60 s") == 1
 
 
+@pytest.mark.parametrize("code", [errno.EEXIST, errno.ENOTDIR], ids=errno.errorcode.get)
+def test_a_file_elsewhere_than_in_the_folders_place_is_no_reason_to_give_up(three: Path, code: int) -> None:
+    refused = {"state.bin"}
+    clock = EventfulClock(after_s=20, happens=refused.clear)
+    with refusing(lambda event, path: event == "open" and Path(path).name in refused, code=code):
+        hold = ownership.FolderOwnership(three, None, clock)
+        assert hold.retried(next(three.glob("*30.a1/state.bin")).read_bytes)
+
+
 @pytest.mark.parametrize("code", REFUSALS, ids=errno.errorcode.get)
 def test_a_save_removes_nothing_that_cannot_be_looked_at_unless_it_is_superseded(three: Path, code: int) -> None:
     second = Checkpoints(three, attempt=SECOND, clock=ManualClock())
