@@ -178,7 +178,7 @@ def test_a_launcher_that_is_killed_while_slurmctld_is_away_is_followed_when_that
     host, (launcher,) = job.row().batch_host, launchers_of(job)
     assert host is not None
     # Slurm writes down every few seconds what runs; a controller that dies before takes the job for a waiting one.
-    kept, begun_unix = cluster.layout.state / "job_state", time.time()
+    kept, begun_unix = cluster.layout.state / "job_state", job.events("job-started")[0]["unix"]
     until(lambda: kept.exists() and kept.stat().st_mtime > begun_unix, LIMIT_S, job.told)
     cluster.crash(CTL)
     cluster.run(host, ["kill", "-KILL", str(launcher)], root=True)
