@@ -301,8 +301,13 @@ def save_in_shards(rank: int, world: int, meeting: str, folder: Path) -> None:
     states = {"weight": distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]), "best": 1.0}
     written: list[Any] = []
     save = torch.save
+
+    def noted(value: Any, file: Any) -> None:
+        written.append(value)
+        save(value, file)
+
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(torch, "save", lambda value, file: (written.append(value), save(value, file)))
+        patched.setattr(torch, "save", noted)
         tensors.refuse_unreadable(states)
         with pytest.raises(UnreadableStateError, match=r"^path of the state is a "):
             tensors.refuse_unreadable({**states, "path": folder})
