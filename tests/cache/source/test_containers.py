@@ -330,8 +330,10 @@ def test_dictionaries_that_an_arrow_file_cannot_hold_are_said(tmp_path: Path, su
     path = write_table(tmp_path / f"a{suffix}", pa.table({"x": twice}))
     with pytest.raises(SourceError) as refused:
         open_source(str(path)).listing()
-    assert "dictionaries" in f"{refused.value} {refused.value.remedy}"
-    if suffix == ".arrow":
+    if suffix == ".feather":
+        assert "dictionaries of dictionaries as plain columns" in refused.value.remedy
+    else:
+        assert "a stream with dictionaries" in str(refused.value)
         write_table(path, pa.table({"x": pa.ListArray.from_arrays([0, 2], within)}))
         with pytest.raises(SourceError, match="a stream with dictionaries"):
             open_source(str(path)).listing()
