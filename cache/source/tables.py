@@ -45,7 +45,7 @@ _CAST = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, 
 _TAKEN_FROM = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 """Of dictionaries of views no values can be taken."""
 _AGAIN = "Fetch or write it again."
-_NO_NESTED = "Fetch or write it again; dictionaries of dictionaries as plain columns: Arrow files hold none."
+_NESTED = "it may have dictionaries of dictionaries, which Arrow files cannot hold: write plain columns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +164,11 @@ class TableContainer(ContainerFile):
                 if pa.types.is_dictionary(column.type):
                     table = table.set_column(number, table.field(number).name, _plain(column))
         except (pa.ArrowException, OSError) as problem:
-            kinds = [self._groups.schema.field(column).type for column in columns]
-            is_nested = isinstance(self._groups, _ArrowGroups) and any(map(_has_dictionary, kinds))
-            raise self._unread(problem, _NO_NESTED if is_nested else _AGAIN) from problem
+            raise self._unread(problem) from problem
         return table
 
-    def _unread(self, problem: Exception, remedy: str = _AGAIN) -> SourceError:
-        return SourceError(self._url, f"cannot be read: {problem}", remedy, key=self._name)
+    def _unread(self, problem: Exception) -> SourceError:
+        return SourceError(self._url, f"cannot be read: {problem}", _AGAIN, key=self._name)
 
     def _values(self, group: int) -> dict[str, list[bytes | None]]:
         """Return a group's values by column, decoded; those of the last groups are kept."""
@@ -273,7 +271,12 @@ def _arrow_groups(file: io.BufferedReader[FileRanges]) -> _ArrowGroups:
         file.seek(0)
         return _stream_groups(file)
     batches = ((number, found.get_batch(number)) for number in range(found.num_record_batches))
-    return _ArrowGroups(found.schema, batches, found.get_batch)
+    try:
+        return _ArrowGroups(found.schema, batches, found.get_batch)
+    except (pa.ArrowException, OSError) as problem:
+        if any(map(_has_dictionary, found.schema.types)):
+            raise pa.ArrowInvalid(f"{problem} ({_NESTED})") from problem
+        raise
 
 
 def _stream_groups(file: io.BufferedReader[FileRanges]) -> _ArrowGroups:

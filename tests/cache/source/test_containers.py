@@ -330,10 +330,9 @@ def test_dictionaries_that_an_arrow_file_cannot_hold_are_said(tmp_path: Path, su
     path = write_table(tmp_path / f"a{suffix}", pa.table({"x": twice}))
     with pytest.raises(SourceError) as refused:
         open_source(str(path)).listing()
-    if suffix == ".feather":
-        assert "dictionaries of dictionaries as plain columns" in refused.value.remedy
-    else:
-        assert "a stream with dictionaries" in str(refused.value)
+    said = "a stream with dictionaries" if suffix == ".arrow" else "may have dictionaries of dictionaries"
+    assert said in str(refused.value)
+    if suffix == ".arrow":
         write_table(path, pa.table({"x": pa.ListArray.from_arrays([0, 2], within)}))
         with pytest.raises(SourceError, match="a stream with dictionaries"):
             open_source(str(path)).listing()
