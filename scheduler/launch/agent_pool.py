@@ -220,7 +220,7 @@ class AgentPool:
             self._admit(one)
 
     def count_silence(self, node: NodeName, silence_s: float) -> None:
-        """Count some of how long a node was silent before its launcher's role was taken; `silence_s` is enough."""
+        """Count some of a node's silence before its launcher's role was taken; after `silence_s` it is lost."""
         if node in self._nodes:
             counted_s = max(0.0, min(SILENT_BEFORE_S, silence_s - ASKED_ONCE_S))
             self._nodes[node].forgive(-counted_s, self._clock.monotonic())

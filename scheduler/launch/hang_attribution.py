@@ -162,9 +162,9 @@ class ActivityHistory:
             self.forget()
         if self._before is not None:
             self.newest = activity(self._before, now, at - self._looked, world)
+            # Where one is held or stopped it is not for the others to work.
             is_held = self.newest.answer in {ActivityAnswer.HELD, ActivityAnswer.STOPPED}
             idle = () if is_held else idle_ranks(self._before, now, at - self._looked)
-            # Where one is held or stopped it is not for the others to work.
             self._idle_since = {rank: self._idle_since.get(rank, self._looked) for rank in idle}
             still = self.newest.ranks if self.newest.answer is ActivityAnswer.STOPPED else ()
             self._stopped_since = {rank: self._stopped_since.get(rank, self._looked) for rank in still}
